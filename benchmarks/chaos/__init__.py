@@ -1,0 +1,1 @@
+"""Fault campaign: real studies that are killed, suspended or robbed of their disk at random moments, then resumed."""

@@ -1,0 +1,1 @@
+"""The search against what people use instead, on simulated machines (`python -m benchmarks.search`)."""

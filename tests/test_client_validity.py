@@ -1,0 +1,194 @@
+"""A probe is invalid when the client, the load or something between bent it, with the numbers that show it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.refserver.reference import ReferenceServer
+from tests.test_client import ROOT, requests_at
+from tuner.client import run_load
+from tuner.records import ClientEvidence, Limit, LoadResult, Metric, RequestResult, RequestStatus, Validity
+from tuner.validity import ServerEvidence, allowed_lag_s, judge_validity, typical_peak_concurrency
+
+LIMITS = (Limit(Metric.TTFT, 99, 0.5), Limit(Metric.TPOT, 99, 0.04))
+CLIENT = ClientEvidence(workers=1, cpu_share=0.1, loop_lag_p99_s=0.001, loop_lag_max_s=0.002)
+BUSY = replace(CLIENT, cpu_share=0.8)
+
+
+def answered(index: int, scheduled_s: float, *, lag_s: float = 0.001, ttft_s: float = 0.1) -> RequestResult:
+    sent_s = scheduled_s + lag_s
+    return RequestResult(
+        index=index,
+        class_name="c",
+        status=RequestStatus.OK,
+        scheduled_s=scheduled_s,
+        sent_s=sent_s,
+        first_s=sent_s + ttft_s,
+        last_s=sent_s + ttft_s + 0.19,
+        end_s=sent_s + ttft_s + 0.19,
+        input_tokens=100,
+        output_tokens=20,
+        planned_input_tokens=100,
+        planned_output_tokens=20,
+        usage_reported=True,
+        chunks=20,
+        gaps_us=(10_000,) * 19,
+    )
+
+
+GOOD = [answered(k, k / 10) for k in range(200)]
+
+
+def judge(
+    requests: Sequence[RequestResult] = GOOD,
+    client: ClientEvidence = CLIENT,
+    server: ServerEvidence | None = None,
+    *,
+    limits: Sequence[Limit] = LIMITS,
+    offered_rps: float = 10.0,
+    shared_prefix_share: float = 0.0,
+) -> Validity:
+    return judge_validity(
+        LoadResult(tuple(requests), client, 20.0, 0.0),
+        offered_rps=offered_rps,
+        window=(2.0, 20.0),
+        limits=limits,
+        server=server,
+        shared_prefix_share=shared_prefix_share,
+    )
+
+
+def test_a_sound_probe_is_valid() -> None:
+    server = ServerEvidence(4, (0.08, 0.1), 200, 20_000, 100)
+    validity = judge(server=server)
+    assert (validity.valid, validity.reasons, validity.notes) == (True, (), ())
+    assert validity.send_lag_p99_s == pytest.approx(0.001)
+    assert validity.achieved_rps == pytest.approx(10, abs=0.1)
+    assert validity.server_ttft_p50_s == pytest.approx(0.09)
+
+
+def late(lag_s: float) -> list[RequestResult]:
+    return [answered(k, k / 10, lag_s=lag_s if k % 20 == 0 else 0.001) for k in range(200)]
+
+
+def slow_down() -> list[RequestResult]:
+    """Every request leaves 4 % later than planned, as with sleeps that add up."""
+    return [answered(k, k / 10, lag_s=k / 10 * 0.06) for k in range(200)]
+
+
+def changed(share: float, **fields: Any) -> list[RequestResult]:
+    every = round(1 / share)
+    return [replace(one, **fields) if k % every == 0 else one for k, one in enumerate(GOOD)]
+
+
+short = {"status": RequestStatus.SHORT_OUTPUT, "output_tokens": 12, "error": "12 of 20 tokens; finish_reason: stop"}
+INVALID = {
+    "send lag": (judge(late(0.03)), "send lag P99 30.0 ms, allowed 25.0 ms"),
+    "loop lag": (judge(client=replace(CLIENT, loop_lag_p99_s=0.04)), "event loop lag P99 40.0 ms, allowed 25.0 ms"),
+    "client CPU": (judge(client=replace(CLIENT, cpu_share=0.97)), "used 97% of a core"),
+    "rate": (judge(slow_down()), "requests/s where 10.00 were planned"),
+    "prompt length": (judge(changed(0.05, input_tokens=512)), "such as 512 tokens for 100"),
+    "short outputs": (judge(changed(0.05, **short)), "ended early although end tokens are ignored: 12 of 20"),
+    "no usage": (judge(changed(0.5, usage_reported=False)), "no usage for 90 of 180"),
+    "bursts": (judge([replace(one, gaps_us=(20,) * 18 + (180_000,)) for one in GOOD]), "chunks arrive in bursts"),
+    "prefix cache": (judge(server=ServerEvidence(prefix_queries=100, prefix_hits=40)), "answered 40% of the prompt"),
+    "cached tokens": (judge([replace(one, cached_tokens=30) for one in GOOD]), "answered 30% of the prompt"),
+    "other traffic": (judge(server=ServerEvidence(requests=300)), "only 200 were ours"),
+    "TTFT": (judge(client=BUSY, server=ServerEvidence(ttft_median_bucket_s=(0.01, 0.02))), "at most 20.0 ms at the"),
+    "TTFT too short": (judge(client=BUSY, server=ServerEvidence(ttft_median_bucket_s=(1, 2))), "at least 1000.0 ms"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_each_kind_of_distortion_is_named_with_its_number(name: str) -> None:
+    validity, text = INVALID[name]
+    assert not validity.valid
+    # Sleeps that add up are late sends, too.
+    assert len(validity.reasons) == (2 if name == "rate" else 1), validity.reasons
+    assert text in validity.reasons[-1]
+
+
+def test_a_cap_on_connections_is_seen_at_the_server() -> None:
+    crowd = [answered(k, 2 + k / 100, ttft_s=5.0) for k in range(800)]
+    assert typical_peak_concurrency(crowd) > 500
+    validity = judge(crowd, BUSY, ServerEvidence(peak_concurrency=100), offered_rps=100)
+    assert any("the server saw at most 100 requests at once" in reason for reason in validity.reasons)
+
+
+def test_a_slow_front_end_is_the_servers_own_fault() -> None:
+    """The client is idle, so what lies between its clock and the engine's belongs to the server."""
+    validity = judge(server=ServerEvidence(ttft_median_bucket_s=(0.01, 0.02)))
+    assert validity.valid
+    assert "the server's front end is slow" in validity.notes[0]
+
+
+def test_what_the_server_can_be_blamed_for_is_valid() -> None:
+    """Failures, a stall of seconds in mid-stream, a queue that never drains: all are measurements."""
+    failed = changed(0.3, status=RequestStatus.EARLY_CLOSE, usage_reported=False, first_s=None, last_s=None)
+    stalled = [replace(one, gaps_us=(10_000,) * 18 + (5_000_000,)) for one in GOOD]
+    slow = [answered(k, k / 10, ttft_s=5 + k / 10) for k in range(200)]
+    for requests in (failed, stalled, slow):
+        assert judge(requests).valid
+
+
+def test_little_of_it_is_no_distortion() -> None:
+    assert judge(late(0.02)).valid
+    assert judge(changed(0.005, **short)).valid
+    assert judge([replace(one, input_tokens=101) for one in GOOD]).valid
+    assert judge([replace(one, planned_input_tokens=0) for one in GOOD]).valid  # text: only the server knows
+    shared = ServerEvidence(prefix_queries=100, prefix_hits=40)
+    assert judge(server=shared, shared_prefix_share=0.4).valid
+
+
+def test_the_allowed_lag_follows_the_tightest_limit() -> None:
+    assert allowed_lag_s(LIMITS) == pytest.approx(0.025)
+    assert allowed_lag_s([Limit(Metric.TTFT, 99, 2.0), Limit(Metric.ITL, 99, 0.1)]) == pytest.approx(0.01)
+    assert allowed_lag_s([Limit(Metric.TTFT, 99, 0.02)]) == pytest.approx(0.005)
+    assert allowed_lag_s([]) == pytest.approx(0.025)
+
+
+def test_requests_that_a_stop_kept_from_being_sent_prove_nothing() -> None:
+    unsent = [
+        replace(one, status=RequestStatus.CANCELLED, sent_s=one.scheduled_s, end_s=one.scheduled_s, first_s=None)
+        for one in GOOD[100:]
+    ]
+    assert judge([*GOOD[:100], *unsent]).reasons == ()
+
+
+@contextmanager
+def hogs(count: int) -> Iterator[None]:
+    """Processes that want all of this core, as urgently as the workers and like them each in a session of its own."""
+    code = "from tuner.client.worker import ask_for_priority\nask_for_priority()\nwhile True: pass"
+    words = [sys.executable, "-c", code]
+    running = [subprocess.Popen(words, start_new_session=True, cwd=ROOT) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for hog in running:
+            hog.kill()
+            hog.wait()
+
+
+def test_a_starved_client_is_found_out() -> None:
+    """The worker wants a quarter of a core and gets a thirteenth; the server has another core, where there is one."""
+    cores = sorted(os.sched_getaffinity(0))
+    times = [k / 300 for k in range(300)]
+    with ReferenceServer("--t1", "500", "--t2", "10") as server:
+        os.sched_setaffinity(server.process.pid, cores[1:] or cores)
+        os.sched_setaffinity(0, cores[:1])
+        try:
+            with hogs(12):
+                load = run_load(server.url, requests_at(times, tokens=100), timeout_s=60, drain_s=60, workers=1)
+        finally:
+            os.sched_setaffinity(0, cores)
+    validity = judge_validity(load, offered_rps=300, window=(0, 1), limits=LIMITS)
+    assert not validity.valid
+    assert any("the client read late: event loop lag P99" in reason for reason in validity.reasons)
