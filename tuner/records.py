@@ -484,6 +484,10 @@ class Budget:
     gpu_s: float | None = None  # wall time × GPUs in use
 
 
+SPEED_NAMES = ("quick", "fast", "normal", "careful")
+"""The measuring presets, shortest first (`tuner.study.speeds`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class StudyDefinition:
     """What was asked for. Everything here is fixed for the life of a study, except the budget, which may be raised."""
@@ -498,7 +502,7 @@ class StudyDefinition:
     gpus: tuple[int, ...]
     budget: Budget
     finish_rounds: int
-    speed: str  # measuring preset: `quick`, `normal` or `careful`
+    speed: str  # measuring preset, one of `SPEED_NAMES`
     lossy_allowed: bool
     seed: int
     slo_digest: str

@@ -3,10 +3,11 @@
 from tuner.capacity.estimate import Fit, Point, fit, point
 from tuner.capacity.screening import THRESHOLD, Reference, Screening, objective, reference, screen
 from tuner.capacity.search import Prober, decide, find_capacity, next_rate
-from tuner.capacity.settings import DEMO, FINISH, SEARCH, ProbeSettings
+from tuner.capacity.settings import DEMO, FAST, FINISH, SEARCH, ProbeSettings
 
 __all__ = [
     "DEMO",
+    "FAST",
     "FINISH",
     "SEARCH",
     "THRESHOLD",

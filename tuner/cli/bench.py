@@ -6,14 +6,10 @@ import argparse
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tuner.cli.options import existing_file, positive, refuse, whole
-
-if TYPE_CHECKING:
-    from tuner.records import ClassSlo
-
+from tuner.records import SPEED_NAMES, ClassSlo
 
 _LOOPS = (
     "An open loop takes --rate and --duration, a closed loop --concurrency and --requests; both take --input-tokens and"
@@ -81,7 +77,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     own.add_argument("--workloads", metavar="DIR|FILE", help="workload classes (default: the four of the tuner)")
     own.add_argument("--vllm", metavar="PATH", default="vllm", help="the vLLM executable (default: vllm)")
     own.add_argument("--gpus", metavar="LIST", help="GPUs, e.g. 0 or 0,1 (default: the first visible)")
-    own.add_argument("--speed", choices=("quick", "normal", "careful"), default="normal", help="how long it measures")
+    own.add_argument("--speed", choices=SPEED_NAMES, default="normal", help="how long it measures")
     own.add_argument("--mixed", action="store_true", help="also all classes at once")
     parser.set_defaults(
         handler=run,
@@ -177,8 +173,6 @@ def _url(text: str) -> str:
 
 def read_slo(path: Path | None) -> ClassSlo:
     """The part that holds for every class; without a file nothing is promised."""
-    from tuner.records import ClassSlo
-
     if path is None:
         return ClassSlo((), 0.0, 1.0)
     from tuner.documents import read_yaml

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.asked import chosen_gpus
 from tuner.cli.options import existing_file, positive, refuse, strict_json, whole
 from tuner.errors import EnvironmentFault, ExitCode
+from tuner.records import SPEED_NAMES
 
 if TYPE_CHECKING:
     from tuner.comparison import Asked, Comparison
@@ -52,7 +53,7 @@ def add_measuring_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> 
     parser.add_argument("--mixed", action="store_true", help="also measure all classes at once")
     parser.add_argument("--gpus", metavar="LIST", help="GPUs that one server may use (default: the first visible)")
     parser.add_argument("--rounds", metavar="N", help=f"runs of each side (default: {rounds})")
-    parser.add_argument("--speed", choices=("quick", "normal", "careful"), help="how long each probe measures")
+    parser.add_argument("--speed", choices=SPEED_NAMES, help="how long each probe measures")
     parser.add_argument("--seed", metavar="N", help="seed of the requests (default: one that was never used)")
     parser.add_argument("--json", action="store_true", help="the result as JSON; progress on standard error")
 

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from tuner.errors import InputError
+from tuner.records import SPEED_NAMES
 
 MOST_S = 366 * 86400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -122,9 +123,7 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     spend.add_argument("--trials", metavar="N", help="configurations that the search tries, the baseline included")
     spend.add_argument("--wall", metavar="TIME", help="wall time, e.g. 90m or 8h")
     spend.add_argument("--gpu-hours", metavar="H", help="GPU hours: wall time × GPUs")
-    spend.add_argument(
-        "--speed", choices=("quick", "normal", "careful"), help="how long each probe measures (default: normal)"
-    )
+    spend.add_argument("--speed", choices=SPEED_NAMES, help="how long each probe measures (default: normal)")
     spend.add_argument(
         "--finish-rounds",
         metavar="N",

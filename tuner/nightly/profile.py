@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tuner.documents import Node, digest, read_yaml
 from tuner.errors import InputError
+from tuner.records import SPEED_NAMES
 
 REASONS = ("no-incumbent", "new-vllm", "new-model", "drift")
 """Why a night may go on searching."""
@@ -15,7 +16,6 @@ REASONS = ("no-incumbent", "new-vllm", "new-model", "drift")
 EVENTS = ("regression", "recovery", "promotion", "version")
 """What a hook can be called for."""
 
-SPEEDS = ("quick", "normal", "careful")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -124,7 +124,7 @@ def load_profile(path: Path) -> Profile:
         gpus=gpus,
         flags=tuple(_word(item) for item in top["flags"].items()) if "flags" in top else (),
         mixed=top["mixed"].boolean() if "mixed" in top else False,
-        speed=top["speed"].text(SPEEDS) if "speed" in top else "normal",
+        speed=top["speed"].text(SPEED_NAMES) if "speed" in top else "normal",
         rounds=top["rounds"].integer(at_least=2, at_most=20) if "rounds" in top else 3,
         regression=_regression(top.get("regression")),
         search=_search(top.get("search")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.capacity import DEMO, FINISH, SEARCH, ProbeSettings
+from tuner.capacity import DEMO, FAST, FINISH, SEARCH, ProbeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Speed:
 
 SPEEDS = {
     "quick": Speed(DEMO, DEMO, 1, 90.0, 1.0),
+    "fast": Speed(FAST, FAST, 1, 300.0, 1.0),
     "normal": Speed(SEARCH, FINISH, 2, 480.0, 1.6),
     "careful": Speed(FINISH, FINISH, 3, 900.0, 1.0),
 }
