@@ -165,6 +165,26 @@ def test_ctrl_c_once_or_twice_leaves_no_process(
     assert ours(home) == []
 
 
+@pytest.mark.parametrize("rate", [[], ["--rate", "40"]], ids=["capacity", "rate"])
+def test_bench_starts_a_server_of_its_own(
+    command: list[str], home: dict[str, str], tmp_path: Path, rate: list[str]
+) -> None:
+    asked = command[command.index("--vllm") : command.index("--baseline")]
+    words = [*command[:3], "bench", *asked, *rate, "--json", "--config", "max-num-seqs=16"]
+    words += ["--out", str(tmp_path / "b"), "--", "--max-model-len", "1024"]
+    done = subprocess.run(words, env=home, capture_output=True, text=True)
+    assert done.returncode in (0, 6), done.stdout + done.stderr  # 6: a disturbed machine, and it says so
+    record = json.loads(done.stdout)
+    assert record["config"] == {"max-num-seqs": 16}
+    assert record["simulated"]
+    if rate:
+        assert "bench" in {probe["purpose"] for probe in record["probes"]}
+    else:
+        assert record["capacities"]["short"]["rate_rps"] > 0
+    assert len(ResultsFolder(tmp_path / "b").trials()) == 1
+    assert ours(home) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_before_anything_was_started_leaves_nothing(
     command: list[str], home: dict[str, str], tmp_path: Path, number: signal.Signals

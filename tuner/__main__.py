@@ -1,5 +1,6 @@
 """`tune` and `python -m tuner`: the command line, from the first import on ended by Ctrl-C in one line."""
 
+import signal
 import sys
 
 
@@ -7,10 +8,12 @@ def main() -> int:
     try:
         from tuner.cli import main as command
 
-        return command()
+        code = command()
     except KeyboardInterrupt:
         print("tune: interrupted", file=sys.stderr)
-        return 130
+        code = 130
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and told: a late Ctrl-C must not change the exit code
+    return code
 
 
 if __name__ == "__main__":

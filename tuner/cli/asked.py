@@ -28,8 +28,14 @@ def budget_of(arguments: argparse.Namespace, *, default: bool = True) -> Budget:
     return Budget(trials, wall_s, gpu_s)
 
 
-def asked_of(arguments: argparse.Namespace, gpus: tuple[int, ...], name: str) -> Asked:
-    """Everything but the machine, checked for form."""
+def asked_of(
+    arguments: argparse.Namespace,
+    gpus: tuple[int, ...],
+    name: str,
+    objective: str = "capacity",
+    rate_rps: float | None = None,
+) -> Asked:
+    """Everything but the machine, checked for form; `objective` and `rate_rps` as `objective_of` reads them."""
     from tuner.study import Asked
 
     if arguments.model is None:
@@ -52,8 +58,8 @@ def asked_of(arguments: argparse.Namespace, gpus: tuple[int, ...], name: str) ->
         gpus=gpus,
         budget=budget_of(arguments),
         finish_rounds=_finish_rounds(arguments),
-        objective=arguments.objective or "capacity",
-        rate_rps=_rate_rps(arguments),
+        objective=objective,
+        rate_rps=rate_rps,
         speed=arguments.speed or "normal",
         lossy_allowed=arguments.allow_lossy,
         quality_prompts=_quality_prompts(arguments),
@@ -68,16 +74,17 @@ def _finish_rounds(arguments: argparse.Namespace) -> int | None:
     return None if given is None else whole("--finish-rounds", given, at_least=2, at_most=50)
 
 
-def _rate_rps(arguments: argparse.Namespace) -> float | None:
-    """The offered rate; an objective other than capacity has no meaning without one, and capacity none with one."""
-    at_rate = arguments.objective not in (None, "capacity")
+def objective_of(arguments: argparse.Namespace) -> tuple[str, float | None]:
+    """What to improve and the offered rate, requests/s; capacity has none, the other objectives need one."""
+    objective = arguments.objective or "capacity"
+    at_rate = objective != "capacity"
     if at_rate and arguments.rate is None:
-        rule = f"is missing: {arguments.objective} is measured at a rate"
+        rule = f"is missing: {objective} is measured at a rate"
         raise refuse("--rate", None, rule, "Give the requests a second that each class is offered, such as --rate 4.")
     if not at_rate and arguments.rate is not None:
         remedy = "Add --objective goodput, throughput or latency, or leave --rate out."
         raise refuse("--rate", arguments.rate, "has no meaning for the objective capacity", remedy)
-    return None if arguments.rate is None else positive("--rate", arguments.rate)
+    return objective, None if arguments.rate is None else positive("--rate", arguments.rate)
 
 
 def _quality_prompts(arguments: argparse.Namespace) -> Path | None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.asked import asked_of, chosen_gpus
+from tuner.cli.asked import asked_of, chosen_gpus, objective_of
 from tuner.cli.live import seconds
 from tuner.cli.options import add_study_arguments, strict_json
 
@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     from tuner.server import find_vllm
     from tuner.study import plan_of, prepare
 
-    asked_of(arguments, (), "plan")
+    asked_of(arguments, (), "plan", *objective_of(arguments))
     install = find_vllm(arguments.vllm)
     gpus = chosen_gpus(arguments, install)
-    definition, inputs = prepare(asked_of(arguments, gpus, "plan"), install)
+    definition, inputs = prepare(asked_of(arguments, gpus, "plan", *objective_of(arguments)), install)
     if arguments.json:
         print(strict_json(plan_of(definition, inputs)))
     else:

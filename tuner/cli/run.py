@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tuner.cli.asked import asked_of, budget_of, chosen_gpus
+from tuner.cli.asked import asked_of, budget_of, chosen_gpus, objective_of
 from tuner.cli.options import add_study_arguments, refuse, strict_json
 from tuner.errors import EnvironmentFault, ExitCode, InputError, Interrupted
 
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         folder = ResultsFolder(_new_folder(arguments))
         # What needs no vLLM is checked before vLLM is asked, which takes seconds.
-        asked_of(arguments, (), folder.root.name)
+        asked_of(arguments, (), folder.root.name, *objective_of(arguments))
         install = find_vllm(arguments.vllm)
         gpus = chosen_gpus(arguments, install)
-        definition, inputs = prepare(asked_of(arguments, gpus, folder.root.name), install)
+        definition, inputs = prepare(asked_of(arguments, gpus, folder.root.name, *objective_of(arguments)), install)
     _check_devices(definition, install)
     if not _agreed(arguments, definition, inputs, folder):
         return int(ExitCode.OK)
