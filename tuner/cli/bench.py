@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +16,16 @@ _LOOPS = (
     "An open loop takes --rate and --duration, a closed loop --concurrency and --requests; both take --input-tokens and"
     " --output-tokens."
 )
+
+_OWN_ONLY = {
+    "baseline": "--config",
+    **{name: f"--{name}" for name in ("workloads", "vllm", "gpus", "speed", "mixed")},
+}
+_URL_ONLY = {
+    **{name: f"--{name}" for name in ("api", "duration", "concurrency", "requests", "ramp", "timeout", "workers")},
+    "input_tokens": "--input-tokens",
+    "output_tokens": "--output-tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     own.add_argument("--mixed", action="store_true", help="also all classes at once")
     parser.set_defaults(
         handler=run,
+        default_of=parser.get_default,
         takes_fixed=True,
         space=None,
         allow_lossy=True,
@@ -93,11 +105,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.url is None:
+        _refuse(arguments, _URL_ONLY, "needs --url", "Leave it out, or name a running server by --url.")
         from tuner.cli.bench_own import bench_own
 
         return bench_own(arguments)
     if arguments.fixed:
         raise refuse("--", " ".join(arguments.fixed), "has no meaning with --url", "The running server has its flags.")
+    _refuse(arguments, _OWN_ONLY, "has no meaning with --url", "Leave it out: the server is running already.")
     asked = read_arguments(arguments)
     slo = read_slo(asked.slo)
     from tuner.client import Crew
@@ -108,6 +122,12 @@ def run(arguments: argparse.Namespace) -> int:
         from tuner.cli.bench_url import bench_url
 
         return bench_url(asked, slo, crew, as_json=arguments.json)
+
+
+def _refuse(arguments: argparse.Namespace, flags: Mapping[str, str], rule: str, remedy: str) -> None:
+    for name, flag in flags.items():
+        if (value := getattr(arguments, name)) != arguments.default_of(name):
+            raise refuse(flag, value, rule, remedy)
 
 
 def read_arguments(arguments: argparse.Namespace) -> Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -96,7 +97,8 @@ class Probing:
             probe = self._probe(workload, rate_rps, seed, purpose, window_s, workers, attempt)
             if probe.outcome is not Outcome.INVALID:
                 break
-            workers = 2 * probe.client.workers
+            if probe.client.workers < len(os.sched_getaffinity(0)):  # more would only delay each other
+                workers = 2 * probe.client.workers
         self._settle_ramp(probe)
         return probe
 
