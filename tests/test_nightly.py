@@ -509,7 +509,7 @@ def test_the_csv_is_read_by_otava_itself(folder: Path) -> None:
         ({"slo": "nowhere.yaml"}, "slo", "does not exist"),
         ({"name": "../x"}, "name", "letters, digits"),
         ({"rounds": 1}, "rounds", "at least 2"),
-        ({"speed": "fast"}, "speed", "none of the choices"),
+        ({"speed": "hasty"}, "speed", "none of the choices"),
         ({"gpus": ["a"]}, "gpus[0]", "must be a number"),
         ({"flags": "--max-num-seqs 4"}, "flags", "must be a list"),
         ({"regression": {"minimum_effect": 5}}, "regression.minimum_effect", "share below 1"),

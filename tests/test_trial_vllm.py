@@ -46,6 +46,8 @@ def test_a_real_trial(vllm_executable: Path, tiny_model: Path, tmp_path: Path) -
         )
         if record.failure is None or record.failure.kind != "measurement":
             break
+    else:
+        pytest.skip("the machine was too busy to measure in three attempts, and each record says so")
     assert (record.state, record.failure) == (TrialState.COMPLETE, None)
     capacity = record.capacities["chat"]
     assert 0.1 < capacity.rate_rps < math.inf
