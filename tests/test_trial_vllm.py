@@ -20,11 +20,12 @@ from tuner.workload import Workload, constant, ordinary_vocabulary
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_a_real_trial(vllm_executable: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_real_trial(vllm_executable: Path, timing_model: Path, tmp_path: Path) -> None:
+    # A model that is slow enough to be the limit itself: the smallest one outruns a client on the same two cores.
     install = find_vllm(str(vllm_executable))
     context = TrialContext(
         install=install,
-        model=str(tiny_model),
+        model=str(timing_model),
         fixed={
             "load-format": "dummy",
             "max-model-len": 512,
@@ -37,17 +38,10 @@ def test_a_real_trial(vllm_executable: Path, tiny_model: Path, tmp_path: Path) -
         folder=ResultsFolder(tmp_path / "study"),
         environment=facts(install, ()),
         idle=idle_baseline(()),
-        vocabulary=ordinary_vocabulary(tiny_model),
+        vocabulary=ordinary_vocabulary(timing_model),
     )
     settings = replace(DEMO, window_s=3.0, warm_up_s=2.0, proof_s=2.0, max_shifts=4, max_probes=3)
-    for replicate in range(3):  # a machine that others disturb spoils a measurement, and the record says so
-        record = bench(
-            {"max-num-seqs": 8}, context, workloads=("chat",), seed=1, settings=settings, replicate=replicate
-        )
-        if record.failure is None or record.failure.kind != "measurement":
-            break
-    else:
-        pytest.skip("the machine was too busy to measure in three attempts, and each record says so")
+    record = bench({"max-num-seqs": 8}, context, workloads=("chat",), seed=1, settings=settings)
     assert (record.state, record.failure) == (TrialState.COMPLETE, None)
     capacity = record.capacities["chat"]
     assert 0.1 < capacity.rate_rps < math.inf
