@@ -258,6 +258,26 @@ def test_a_configuration_that_has_started_before_is_not_impossible() -> None:
     assert judge(text, FailureFacts(known_good=True, retries=2)).verdict is E
 
 
+def test_an_unknown_end_of_a_start_that_worked_before_is_not_the_configurations() -> None:
+    text = "RuntimeWarning: something that nobody has seen before\n"
+    known = FailureFacts(known_good=True, retries=1)
+    assert judge(text, replace(known, known_good=False), exit_code=2).verdict is U
+    assert judge(text, known, exit_code=2).verdict is T
+    assert judge(text, replace(known, retries=2), exit_code=2).verdict is E
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sh: 0: getcwd() failed: No such file or directory",
+        "shell-init: error retrieving current directory: getcwd: cannot access parent directories: No such file",
+    ],
+)
+def test_a_folder_that_is_gone_is_the_machines(line: str) -> None:
+    more = "\nIntel oneMKL FATAL ERROR: Cannot load /opt/torch/lib/libtorch_cpu.so."
+    assert (judge(line + more, exit_code=2).verdict, judge(line + more).kind) == (E, "folder-gone")
+
+
 def test_rejected_flag_is_static_where_the_search_chose_it() -> None:
     text = read(LOGS / "a30_bad_choice.log")
     assert judge(text, FailureFacts(searched=frozenset({"block-size"}))).verdict is S

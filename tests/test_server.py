@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tuner.environment import IdleBaseline
-from tuner.errors import InputError
+from tuner.errors import EnvironmentFault, InputError
 from tuner.ownership import Run, ServerEntry, remove_dead_runs
 from tuner.ownership.processes import SHARED_MEMORY, look_up
 from tuner.ownership.runs import marked
@@ -84,6 +84,19 @@ def ready(server: Server) -> Server:
 
 
 # --- a good server -------------------------------------------------------------------------------------------------
+
+
+def test_no_server_is_started_from_a_folder_that_is_gone(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    server = make()
+    with pytest.raises(EnvironmentFault, match="the folder in which `tune` was started is gone"):
+        server.launch()
+    assert server.pids == ()
 
 
 def test_start_identify_control_stop(make: Make) -> None:
@@ -381,7 +394,7 @@ def test_leaving_the_context_stops(make: Make) -> None:
 TUNER = """
 import json, signal, sys, time
 from pathlib import Path
-from tuner.errors import InputError
+from tuner.errors import EnvironmentFault, InputError
 from tuner.ownership import Run, ServerEntry, remove_dead_runs
 from tuner.server import Server, find_vllm
 

@@ -20,7 +20,7 @@ from tests.synthetic import result, slo
 from tuner.capacity import DEMO, SEARCH, ProbeSettings, Reference
 from tuner.cli.bench_own import told
 from tuner.environment import Gpu, facts, idle_baseline
-from tuner.errors import EnvironmentFault, HarnessError
+from tuner.errors import EnvironmentFault, HarnessError, InputError
 from tuner.feasibility import model_shape
 from tuner.metrics import score_all
 from tuner.ownership import MARKER
@@ -618,17 +618,23 @@ def test_bench_that_stays_invalid_is_no_verdict(
     record = bench({}, context, workloads=(CHAT,), seed=1, settings=settings, rates={CHAT: 20.0})
     assert record.decided[CHAT].outcome is Outcome.INVALID
     with pytest.raises(HarnessError, match="the measurement of chat is not valid: late"):
-        told(record, as_json=False)
+        told(record, {}, as_json=False)
     assert "chat: invalid at 20 requests/s" in capsys.readouterr().out
 
 
 def test_a_decision_says_what_it_lacks(context: TrialContext, capsys: pytest.CaptureFixture[str]) -> None:
     record = bench({"max-num-batched-tokens": 16, "max-num-seqs": 256}, context, workloads=(CHAT,), seed=1)
-    with pytest.raises(EnvironmentFault):
-        told(record, as_json=False)
+    with pytest.raises(
+        InputError, match=r"command line: the server's flags = .*\(256\)\. vLLM \S+ refuses that.* Raise"
+    ):
+        told(record, record.config, as_json=False)
     assert record.failure is not None
-    with pytest.raises(HarnessError):
-        told(replace(record, failure=replace(record.failure, kind="measurement")), as_json=False)
+    for verdict, kind, error in (
+        (Verdict.ENV, "nccl", EnvironmentFault),
+        (Verdict.HARNESS, "measurement", HarnessError),
+    ):
+        with pytest.raises(error):
+            told(replace(record, failure=replace(record.failure, verdict=verdict, kind=kind)), {}, as_json=False)
     measured = replace(record, state=TrialState.COMPLETE, failure=None)
     for decision, said in (
         (Decision(Outcome.UNRESOLVED, 2.0, 4, 480, 99.0, 618), "(windows: 4, requests: 480): P99 needs 618 requests"),
@@ -636,7 +642,7 @@ def test_a_decision_says_what_it_lacks(context: TrialContext, capsys: pytest.Cap
         (Decision(Outcome.UNRESOLVED, 2.0, 4, 700, 100.0, None), "no number of requests proves P100"),
         (Decision(Outcome.MET, 2.0, 4, 700, 99.0, 618), "chat: met at 2 requests/s (windows: 4, requests: 700)\n"),
     ):
-        assert told(replace(measured, decided={CHAT: decision}), as_json=False) == 0
+        assert told(replace(measured, decided={CHAT: decision}), {}, as_json=False) == 0
         assert said in capsys.readouterr().out
 
 

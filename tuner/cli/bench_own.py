@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tuner.cli.asked import asked_of, chosen_gpus
 from tuner.cli.options import positive
-from tuner.errors import EnvironmentFault, ExitCode, HarnessError, Interrupted
-from tuner.records import Decision, Outcome, Probe, TrialRecord, TrialState
+from tuner.errors import EnvironmentFault, ExitCode, HarnessError, InputError, Interrupted
+from tuner.records import Config, Decision, Outcome, Probe, TrialRecord, TrialState, Verdict
 
 _OURS = ("measurement", "defect")
 """Kinds of failure that say nothing about the machine or the configuration."""
@@ -64,11 +64,15 @@ def bench_own(arguments: argparse.Namespace) -> int:
             replicate=replicate,
         )
         folder.write_trial(record)
-        return told(record, as_json=arguments.json)
+        return told(record, {**definition.fixed, **record.config}, as_json=arguments.json)
 
 
-def told(record: TrialRecord, *, as_json: bool) -> int:
-    """Print the record; HarnessError for what the client spoilt, EnvironmentFault for every other failure."""
+def told(record: TrialRecord, flags: Config, *, as_json: bool) -> int:
+    """Print the record of a server with `flags`.
+
+    HarnessError for what the client spoilt, InputError for flags that cannot work, EnvironmentFault for every
+    other failure.
+    """
     from tuner.store import dumps
 
     if as_json:
@@ -79,7 +83,13 @@ def told(record: TrialRecord, *, as_json: bool) -> int:
         raise Interrupted("stopped as asked")
     if record.failure is not None:
         failure = record.failure
-        message = f"{failure.kind} ({failure.verdict}): {failure.cause}. {failure.explanation} {failure.remedy}"
+        cause = failure.cause.removesuffix(".")
+        if failure.verdict is Verdict.STATIC:
+            rule = f"{cause}. {failure.explanation.removesuffix('.')}"
+            raise InputError(
+                where="command line", field="the server's flags", value=flags, rule=rule, remedy=failure.remedy
+            )
+        message = f"{failure.kind} ({failure.verdict}): {cause}. {failure.explanation} {failure.remedy}"
         raise HarnessError(message) if failure.kind in _OURS else EnvironmentFault(message)
     spoilt = [name for name, decision in record.decided.items() if decision.outcome is Outcome.INVALID]
     if spoilt:

@@ -49,7 +49,7 @@ def classify(log_text: str, *, exit_code: int | None, phase: str, facts: Failure
         facts=facts,
     )
     judgement, line = _judge(scene, _best(scene))
-    judgement = _reconcile(judgement, facts)
+    judgement = _reconcile(judgement, scene)
     return Failure(
         verdict=judgement.verdict,
         kind=judgement.kind,
@@ -152,9 +152,10 @@ def _words(line: Line) -> str:
     return shown(configuration.complaint(line.text), 240)
 
 
-def _reconcile(judgement: Judgement, facts: FailureFacts) -> Judgement:
+def _reconcile(judgement: Judgement, scene: Scene) -> Judgement:
     """A configuration that has started before is not impossible: the machine has changed."""
-    if not facts.known_good or judgement.verdict not in (Verdict.INFEASIBLE, Verdict.STATIC):
+    facts, unexplained = scene.facts, judgement.kind == "unknown" and not scene.serving
+    if not facts.known_good or not (unexplained or judgement.verdict in (Verdict.INFEASIBLE, Verdict.STATIC)):
         return judgement
     return judgement.but(
         verdict=Verdict.ENV if (facts.retries or 0) >= 2 else Verdict.TRANSIENT,

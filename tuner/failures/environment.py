@@ -102,6 +102,14 @@ RULES: tuple[Rule, ...] = (
         explanation="The address to listen on or to reach does not exist on this machine.",
         remedy="Correct --host (127.0.0.1), or the host name's entry.",
     ),
+    rule(
+        "folder-gone",
+        _E,
+        r"getcwd(?:\(\))?(?: failed|: cannot access)|cannot access parent directories",
+        explanation="The folder in which vLLM was started had been removed.",
+        remedy="Start again in a folder that stays.",
+        weight=EXACT,
+    ),
     # --- disk, limits, permissions -----------------------------------------------------------------------------
     rule(
         "disk-full",

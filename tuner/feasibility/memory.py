@@ -128,7 +128,7 @@ def memory_failure(estimate: MemoryEstimate) -> Failure | None:
         kind="will-not-fit",
         phase="prepare",
         cause=str(estimate),
-        explanation=f"The configuration {estimate}. That holds even if every unknown is taken at its smallest.",
+        explanation="That holds even if every unknown is taken at its smallest.",
         remedy=", ".join(f"--{knob} {direction}" for knob, direction in estimate.moves.items()) + ".",
         moves=dict(estimate.moves),
         violation=min(max(estimate.violation, 1e-3), 10.0),

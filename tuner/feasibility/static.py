@@ -147,7 +147,7 @@ def check_static(
                 kind=broken.kind,
                 phase="prepare",
                 cause=broken.rule,
-                explanation=f"{broken.rule} vLLM {version} refuses that, so it was not started.",
+                explanation=f"vLLM {version} refuses that, so it was not started.",
                 remedy=broken.remedy,
                 moves=dict(broken.moves),
                 violation=min(max(broken.violation, 1e-3), 10.0),

@@ -149,6 +149,12 @@ class Server:
     def _launch(self) -> None:
         self.port = commands.free_port()
         try:
+            os.getcwd()  # the server inherits it, and a Python without one does not start
+        except OSError as error:
+            raise EnvironmentFault(
+                "the folder in which `tune` was started is gone. Start it again, with --resume, in one that stays."
+            ) from error
+        try:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             self._cache_root.mkdir(parents=True, exist_ok=True)
             self._temporary = new_temporary()
