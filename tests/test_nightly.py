@@ -548,7 +548,7 @@ def test_a_record_of_a_night_reads_back(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_real_night(
     vllm_executable: Path,
-    tiny_model: Path,
+    timing_model: Path,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -581,7 +581,7 @@ def test_a_real_night(
     ]
     path = profile(
         folder,
-        model=str(tiny_model),
+        model=str(timing_model),
         incumbent=None,
         vllm=str(vllm_executable),
         flags=flags,

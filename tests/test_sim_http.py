@@ -372,8 +372,12 @@ def test_orphan_stays_in_its_own_session(tmp_path: Path) -> None:
         assert server.wait() == 0
         assert orphan.is_running()
         assert os.getsid(orphan.pid) == orphan.pid
+        segments = [Path(row.path) for row in orphan.memory_maps() if row.path.startswith("/dev/shm/")]
+        assert len(segments) == 1
         orphan.terminate()
         orphan.wait(5.0)
+        assert segments[0].exists()  # nobody else would remove it
+        segments[0].unlink()
 
 
 def test_sigterm_during_the_start_ends_engine_too(tmp_path: Path) -> None:
