@@ -166,15 +166,18 @@ def test_requests_that_a_stop_kept_from_being_sent_prove_nothing() -> None:
 @contextmanager
 def hogs(count: int) -> Iterator[None]:
     """Processes that want all of this core, as urgently as the workers and like them each in a session of its own."""
-    code = "from tuner.client.worker import ask_for_priority\nask_for_priority()\nwhile True: pass"
+    code = "from tuner.client.worker import ask_for_priority\nask_for_priority()\nprint(flush=True)\nwhile True: pass"
     words = [sys.executable, "-c", code]
-    running = [subprocess.Popen(words, start_new_session=True, cwd=ROOT) for _ in range(count)]
+    running = [subprocess.Popen(words, start_new_session=True, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(count)]
     try:
+        for hog in running:
+            assert hog.stdout is not None
+            hog.stdout.readline()  # before that it is no match for a worker
         yield
     finally:
         for hog in running:
             hog.kill()
-            hog.wait()
+            hog.communicate()
 
 
 def test_a_starved_client_is_found_out() -> None:
