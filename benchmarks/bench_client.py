@@ -173,7 +173,8 @@ def sustained(bench: Bench, contender: Contender) -> Values:
     """The most chunks per second at which mean and median gap are reported within 5 %, and their CPU time there.
 
     The median tells: a client that falls behind reads several chunks of a stream at once, whose gaps are then 0 and one
-    long one; their mean stays right for as long as the sockets hold what was not read.
+    long one; their mean stays right for as long as the sockets hold what was not read. All streams must be open at
+    once by the server's log: a client that is slow to start them never carries that many.
     """
     step = bisect_left(STREAMS, FIRST_STREAMS[contender.name])
     best: tuple[int, Run] | None = None
@@ -183,7 +184,8 @@ def sustained(bench: Bench, contender: Contender) -> Values:
         gaps = [gap for one in run.served for gap in one.gaps_s]
         server_kept_up = statistics.fmean(gaps) <= 1.02 * T2_MS / 1e3
         wrong = max(abs(itl_ratio(run, average) - 1) for average in (statistics.fmean, statistics.median))
-        kept_up = run.reported.succeeded == STREAMS[step] and wrong <= ITL_TOLERANCE and server_kept_up
+        whole = run.reported.succeeded == STREAMS[step] and _at_once(run)
+        kept_up = whole and wrong <= ITL_TOLERANCE and server_kept_up
         if kept_up:
             best = (step, run)
             step += 1 if failed_at < len(STREAMS) else 2
@@ -202,13 +204,22 @@ def sustained(bench: Bench, contender: Contender) -> Values:
     }
 
 
+def _at_once(run: Run) -> bool:
+    """Whether all streams were open together, for more than the second that `_steady` leaves out."""
+    start, end = _overlap(run)
+    return end - start > 1.0
+
+
+def _overlap(run: Run) -> tuple[float, float]:
+    """From the last first chunk to the first last one."""
+    start = max(one.arrival_s + one.written_s[0] for one in run.served)
+    return start, min(one.arrival_s + one.written_s[-1] for one in run.served)
+
+
 def _steady(run: Run) -> tuple[float, int]:
-    """CPU time and chunks while all streams run, but for half a second at either end; else of the load."""
-    start = max(one.arrival_s + one.written_s[0] for one in run.served) + 0.5
-    end = min(one.arrival_s + one.written_s[-1] for one in run.served) - 0.5
-    if end <= start:
-        start = min(one.arrival_s + one.written_s[0] for one in run.served)
-        end = max(one.arrival_s + one.written_s[-1] for one in run.served)
+    """CPU time and chunks while all streams run, but for half a second at either end."""
+    first, last = _overlap(run)
+    start, end = first + 0.5, last - 0.5
     chunks = sum(start <= one.arrival_s + at_s < end for one in run.served for at_s in one.written_s)
 
     def cpu_at(moment: float) -> float:
