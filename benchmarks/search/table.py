@@ -1,8 +1,10 @@
 """A server that is its true capacity plus the noise that the event-driven simulator was found to have; fast, not real.
 
-log(margin + 1) of a probe = slope × (log rate − log capacity − luck of the start) + luck of the requests + rest.
-Capacities are `World`'s. Slope and waiting times are measured on `Events` for each class; the three spreads are set so
-that capacities measured on the table spread over starts, over requests and over the rest as they do on `Events`.
+log(margin + 1) of a probe = slope × (log rate − log capacity − luck of the start) + luck of the requests + luck of this
+configuration with these requests + rest. Capacities are `World`'s. Slope and waiting times are measured on `Events` for
+each class; the spreads are set so that capacities measured on the table spread over starts, over requests, over pairs
+of configuration and requests, and over the rest as they do on `Events`. A second look on a fresh server averages the
+luck of starts and the rest, and no other: the requests are the same in every trial of a study.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
@@ -36,6 +39,7 @@ from tuner.records import (
     Validity,
     Verdict,
 )
+from tuner.sim.engine import start_factor
 from tuner.sim.memory import starts
 from tuner.sim.scenario import SERVER_START_S, Scenario
 from tuner.sim.truth import SEEDS, Truth
@@ -44,6 +48,10 @@ from tuner.sim.virtual import FAILED_START_S
 ROOT = Path(__file__).resolve().parents[2]
 STARTS, STREAMS = 3, 6
 """Starts of a configuration, and streams of requests, that the noise is measured on: each start with each stream."""
+LUCKS = 400
+"""Seeds of starts among which those are chosen whose luck is spread like that of all starts."""
+ROUNDS = 4
+"""Times that the spreads of the table's probes are scaled until its capacities spread as those on `Events`."""
 FLOOR = 0.005
 """No spread is taken to be smaller than this."""
 ADVICE_AT = 1.1
@@ -51,7 +59,7 @@ ADVICE_AT = 1.1
 MIN_SLOPE = 1.0
 TYPICAL = 0.85
 """Share of the best from which on a configuration is one that a search spends its time on."""
-CALIBRATION = 4
+CALIBRATION = 5
 """Raised when `calibrate` changes."""
 BEND = -0.3
 """Far below the capacity the curve is flatter: half the slope from here on."""
@@ -64,8 +72,8 @@ class ClassNoise:
     slope: float
     start_sd: float  # of log capacity, between starts
     request_sd: float  # of one probe's log margin, between requests; the same for every configuration that sees them
+    pair_sd: float  # the same, of one configuration with one stream of requests; the same on every start
     rest_sd: float  # of one probe's log margin, whatever start and requests
-    trial_sd: float  # of log capacity, between trials, beyond what all that explains
     wait_s: float  # of a probe, beyond ramp and window
 
 
@@ -129,14 +137,12 @@ def _diagnosis() -> str:
 class _Drawn:
     def __init__(self, scenario: Scenario, config: Config, seed: int, world: World, noise: Noise) -> None:
         self._scenario, self._config, self._world, self._noise = scenario, config, world, noise
-        self._random = np.random.default_rng(seed)
+        self._seed = seed
         self.failure = starts(scenario.profile, config)
         self.start_s = SERVER_START_S if self.failure is None else FAILED_START_S
-        shared = self._random.normal()
         share = max(0.0, noise.together)
         self._luck = {
-            name: own.start_sd * (math.sqrt(share) * shared + math.sqrt(1 - share) * self._random.normal())
-            + own.trial_sd * self._random.normal()
+            name: own.start_sd * (math.sqrt(share) * _luck(seed) + math.sqrt(1 - share) * _luck(seed, name))
             for name, own in noise.classes.items()
         }
 
@@ -149,7 +155,10 @@ class _Drawn:
         y = own.slope * distance if distance > BEND else own.slope * (BEND + (distance - BEND) / 2)
         # A longer window than a search's averages over more requests.
         share = math.sqrt(min(1.0, SEARCH.window_for(rate_rps) / window_s))
-        y += share * (own.request_sd * _requests_luck(workload, seed) + own.rest_sd * self._random.normal())
+        y += share * own.request_sd * _luck(workload, seed)
+        # Configurations that behave alike carry the same, to the last digit, and share their luck.
+        y += share * own.pair_sd * _luck(workload, seed, capacity)
+        y += share * own.rest_sd * _luck(workload, seed, capacity, self._seed, rate_rps)
         count = max(1, round(rate_rps * window_s))
         margin = math.expm1(min(3.0, y))
         metrics = _metrics(workload, self._scenario, count, margin, min(rate_rps, max(capacity, 0.0)), window_s)
@@ -172,10 +181,10 @@ class _Drawn:
         )
 
 
-def _requests_luck(workload: str, seed: int) -> float:
-    """The same for every configuration that sees these requests."""
-    digest = hashlib.blake2b(f"{workload}/{seed}".encode(), digest_size=8).digest()
-    return float(np.random.default_rng(int.from_bytes(digest, "big")).normal())
+def _luck(*of: object) -> float:
+    """A standard normal number that depends on nothing else."""
+    digest = hashlib.blake2b(repr(of).encode(), digest_size=8).digest()
+    return NormalDist().inv_cdf((int.from_bytes(digest, "big") + 0.5) / 2**64)
 
 
 def _metrics(
@@ -266,67 +275,83 @@ class Spread:
 
     start: float
     requests: float  # common to all configurations
+    pair: float  # of one configuration with one stream of requests, on every start
     rest: float
-    runs: tuple[tuple[Trial, ...], ...]  # starts × streams of requests
+    runs: tuple[tuple[Trial, ...], ...]  # (configuration, start) × streams of requests
 
 
-def spreads(engine: Engine, configs: Sequence[Config], starts: int, streams: int) -> dict[str, Spread]:
-    """Each of `configs` on so many starts, each with the same streams of requests; by class.
+def spreads(engine: Engine, configs: Sequence[Config], starts: Sequence[int], streams: int) -> dict[str, Spread]:
+    """Each of `configs` on each of `starts`, each with the same streams of requests; by class.
 
-    Random effects of two crossed factors (Searle, Casella and McCulloch, Variance Components, 4.5), the configurations'
-    own means taken out.
+    Random effects by the analysis of variance (Searle, Casella and McCulloch, Variance Components, chapter 4), the
+    configurations' own means taken out.
     """
     start = {load.name: load.start_rps for load in engine.scenario.loads}
-    rows = [(config, 1 + i) for config in configs for i in range(starts)]
+    rows = [(config, seed) for config in configs for seed in starts]
     runs = tuple(
         tuple(Trials(engine, 1000 + j).measure(config, seed, start) for j in range(streams)) for config, seed in rows
     )
+    c, s, r = len(configs), len(starts), streams
     found = {}
     for name in start:
-        logs = np.array([[math.log(trial.rates[name]) for trial in row] for row in runs])
-        grouped = logs.reshape(len(configs), starts, streams)
-        logs = (grouped - grouped.mean(axis=(1, 2), keepdims=True)).reshape(len(rows), streams)
-        by_start, by_stream = logs.mean(axis=1), logs.mean(axis=0)
-        rest = float(((logs - by_start[:, None] - by_stream[None]) ** 2).sum()) / ((len(rows) - 1) * (streams - 1))
-        of_start = float((by_start**2).sum()) / (len(rows) - len(configs)) - rest / streams
-        of_stream = float((by_stream**2).sum()) / (streams - 1) - rest / len(rows)
-        starting, streaming, rest = (math.sqrt(max(FLOOR**2, variance)) for variance in (of_start, of_stream, rest))
-        found[name] = Spread(starting, streaming, rest, runs)
+        logs = np.array([[math.log(trial.rates[name]) for trial in row] for row in runs]).reshape(c, s, r)
+        logs -= logs.mean(axis=(1, 2), keepdims=True)
+        by_start, cells = logs.mean(axis=2), logs.mean(axis=1)
+        by_stream = cells.mean(axis=0)
+        rest = float(((logs - by_start[:, :, None] - cells[:, None]) ** 2).sum()) / (c * (s - 1) * (r - 1))
+        of_pair = float(((cells - by_stream) ** 2).sum()) / ((c - 1) * (r - 1)) - rest / s
+        of_stream = float((by_stream**2).sum()) / (r - 1) - max(0.0, of_pair) / c - rest / (s * c)
+        of_start = float((by_start**2).sum()) / (c * (s - 1)) - rest / r
+        variances = (of_start, of_stream, of_pair, rest)
+        found[name] = Spread(*(math.sqrt(max(FLOOR**2, variance)) for variance in variances), runs)
     return found
 
 
 def calibrate(world: World) -> Noise:
-    """Measure three configurations on `Events`, then give the table what its probes alone do not spread."""
-    events, configs = Events(world.scenario), world.typical()
-    wanted = spreads(events, configs, STARTS, STREAMS)
+    """Measure three configurations on `Events`, then set the spreads of the table's probes so that it agrees."""
+    events, configs, seeds = Events(world.scenario), world.typical(), typical_starts(world.scenario)
+    wanted = spreads(events, configs, seeds, STREAMS)
     classes: dict[str, ClassNoise] = {}
     for name, spread in wanted.items():
         mine = [trial for row in spread.runs[:STARTS] for trial in row]
-        slope, probe_sd = _curve(events, name, math.exp(statistics.fmean(math.log(t.rates[name]) for t in mine)))
+        rate = math.exp(statistics.fmean(math.log(trial.rates[name]) for trial in mine))
+        slope, probe_sd = _curve(events, name, rate, seeds)
         own = math.sqrt(max(0.03**2, probe_sd**2 - (slope * spread.start) ** 2))
-        share = spread.requests**2 / (spread.requests**2 + spread.rest**2)
+        whole = math.hypot(spread.requests, spread.pair, spread.rest)
         probes = [p for row in spread.runs for trial in row for p in trial.capacities[name].probes]
         wait_s = statistics.fmean(p.wall_s - p.ramp_s - p.window_s for p in probes)
-        classes[name] = ClassNoise(slope, spread.start, own * math.sqrt(share), own * math.sqrt(1 - share), 0.0, wait_s)
+        shares = (own * part / whole for part in (spread.requests, spread.pair, spread.rest))
+        classes[name] = ClassNoise(slope, spread.start, *shares, wait_s)
     together = _together(wanted)
-    got = spreads(Table(world.scenario, world, Noise(classes, together)), configs, 4 * STARTS, 4 * STREAMS)
-    for name, own_noise in classes.items():
-        want, have = wanted[name].rest, got[name].rest
-        classes[name] = replace(
-            own_noise,
-            rest_sd=own_noise.rest_sd * min(1.0, want / have),
-            trial_sd=math.sqrt(max(0.0, want**2 - have**2)),
-        )
+    for _ in range(ROUNDS):
+        table = Table(world.scenario, world, Noise(classes, together))
+        got = spreads(table, configs, range(4 * STARTS), 4 * STREAMS)
+        for name, noise in classes.items():
+            want, have = wanted[name], got[name]
+            classes[name] = replace(
+                noise,
+                request_sd=noise.request_sd * want.requests / have.requests,
+                pair_sd=noise.pair_sd * want.pair / have.pair,
+                rest_sd=noise.rest_sd * want.rest / have.rest,
+            )
     return Noise(classes, together)
 
 
-def _curve(events: Events, workload: str, rate_rps: float) -> tuple[float, float]:
+def typical_starts(scenario: Scenario) -> list[int]:
+    """Seeds of `STARTS` starts whose luck has the mean and the spread of all starts: a few at random would not."""
+    lucks = {seed: math.log(start_factor(scenario.profile, seed)) for seed in range(1, LUCKS)}
+    wanted = np.array([NormalDist().inv_cdf((i + 0.5) / STARTS) for i in range(STARTS)])
+    wanted *= scenario.profile.start_noise / wanted.std(ddof=1)
+    return [min(lucks, key=lambda seed: (abs(lucks[seed] - goal), seed)) for goal in wanted.tolist()]
+
+
+def _curve(events: Events, workload: str, rate_rps: float, seeds: Sequence[int]) -> tuple[float, float]:
     """Rise of log(margin + 1) over 30 % of rate around the capacity, and its spread there, over starts and requests."""
     window_s = min(120.0, max(15.0, 50 / rate_rps))
     levels = []
     for factor in (1 / 1.15, 1.0, 1.15):
         probes = [
-            events.start({}, 1 + i % STARTS).probe(workload, rate_rps * factor, 5000 + i, "calibrate", window_s)
+            events.start({}, seeds[i % STARTS]).probe(workload, rate_rps * factor, 5000 + i, "calibrate", window_s)
             for i in range(2 * STREAMS)
         ]
         levels.append([found.y for probe in probes if (found := point(probe)) is not None])

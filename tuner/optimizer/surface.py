@@ -2,8 +2,9 @@
 
 One measurement of a configuration is off by several percent, mostly by the luck of its start, and the best of many is
 the luckiest. Neighbours were measured as well, so the process shares what they say: log objective = prior + one smooth
-effect a track + a small joint effect + noise (additive kernels: Duvenaud, Nickisch and Rasmussen (2011), NIPS 24;
-Rasmussen and Williams, Gaussian Processes for Machine Learning, 2.2 and 5.4).
+effect a track + a small joint effect + luck with the requests, which are the same in every trial + noise (additive
+kernels: Duvenaud, Nickisch and Rasmussen (2011), NIPS 24; Rasmussen and Williams, Gaussian Processes for Machine
+Learning, 2.2 and 5.4).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ OFFSET = 0.05
 """Prior spread of what all values share: the luck of the baseline that they are divided by."""
 LENGTH = 0.45
 """Correlation length of an effect, as a share of its track."""
+PAIR = 0.02
+"""Prior spread of the luck of one configuration with the requests of the study, which no second look averages."""
 SCALES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Amplitudes tried for each effect, as multiples of its prior amplitude."""
 SCALE_SPREAD = 1.0
@@ -69,9 +72,10 @@ class Surface:
         for i, effect in enumerate(effects):
             grouped.setdefault(effect.group or f"track {i}", []).append(i)
         self._groups = tuple(grouped.values())
-        # One amplitude a group, then that of the joint effect, then the noise; `_scales` are their multiples.
-        self._amplitudes = np.array([*(effects[group[0]].amplitude for group in self._groups), joint])
-        self._scales = np.ones(len(self._groups) + 2)
+        # One amplitude a group, those of the joint effect and of the luck with the requests; `_scales` are multiples of
+        # them and of the noise.
+        self._amplitudes = np.array([*(effects[group[0]].amplitude for group in self._groups), joint, PAIR])
+        self._scales = np.ones(len(self._groups) + 3)
         self._parts = self._correlations(self._points, self._points)
         self._fit()
 
@@ -86,9 +90,9 @@ class Surface:
         return total
 
     def predict(self, points: Sequence[Point]) -> tuple[Array, Array]:
-        """Posterior mean and standard deviation of the log objective of each point, without noise."""
+        """Posterior mean and standard deviation of the log objective of each point, without noise and luck."""
         places = _places(points, self._tracks)
-        cross = self._kernel(self._correlations(places, self._points))
+        cross = self._true(self._correlations(places, self._points))
         mean = self.prior(places) + cross @ self._weights
         variance = self._variance() - np.sum((cross @ self._inverse) * cross, axis=1)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
@@ -103,13 +107,16 @@ class Surface:
         if not candidates:
             return np.zeros(0)
         mine, others = _places(candidates, self._tracks), _places(known, self._tracks)
-        cross = self._kernel(self._correlations(mine, self._points))
+        parts = self._correlations(mine, self._points)
+        cross, seen = self._true(parts), self._kernel(parts)
         mean = self.prior(mine) + cross @ self._weights + promised
-        own = np.maximum(self._variance() - np.sum((cross @ self._inverse) * cross, axis=1), 1e-12)
-        cross_known = self._kernel(self._correlations(others, self._points))
+        own = np.maximum(self._variance() - np.sum((cross @ self._inverse) * seen, axis=1), 1e-12)
+        cross_known = self._true(self._correlations(others, self._points))
         best = self.prior(others) + cross_known @ self._weights
-        covariance = self._kernel(self._correlations(others, mine)) - cross_known @ self._inverse @ cross.T
-        deviation = np.sqrt(own + variance)
+        covariance = self._true(self._correlations(others, mine)) - cross_known @ self._inverse @ seen.T
+        # What will be measured carries the luck with the requests too: of what was seen before, what is still unknown.
+        shown = self._variance() + self._luck() - np.sum((seen @ self._inverse) * seen, axis=1)
+        deviation = np.sqrt(np.maximum(shown, 1e-12) + variance)
         # What is known and the candidate move along one normal variable: the maximum is taken at its quantiles.
         at_known = best[:, None, None] + (covariance / deviation)[:, :, None] * QUANTILES
         at_own = mean[:, None] + (own / deviation)[:, None] * QUANTILES
@@ -121,6 +128,11 @@ class Surface:
         return math.sqrt(self._variance())
 
     @property
+    def luck(self) -> float:
+        """Spread of what the requests of the study make of a configuration, the same at every look."""
+        return math.sqrt(self._luck())
+
+    @property
     def noise_scale(self) -> float:
         """How much noisier the values are than they were said to be, as a factor of their standard deviation."""
         return float(self._scales[-1])
@@ -128,7 +140,10 @@ class Surface:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _correlations(self, one: Array, other: Array) -> Array:
-        """Correlation of each effect between two sets of points: Matérn 3/2, or equality for names; the joint last."""
+        """Correlation of each effect between two sets of points: Matérn 3/2, or equality for names.
+
+        Then the joint effect's, and whether the points are the same.
+        """
         found = []
         for i, track in enumerate(self._tracks):
             if track.ordered:
@@ -137,14 +152,24 @@ class Surface:
             else:
                 found.append((one[:, i][:, None] == other[:, i][None]).astype(np.float64))
         parts = [np.prod(np.stack([found[i] for i in group]), axis=0) for group in self._groups]
-        return np.stack([*parts, np.prod(np.stack(found), axis=0)])
+        same = (one[:, None] == other[None]).all(axis=2).astype(np.float64)
+        return np.stack([*parts, np.prod(np.stack(found), axis=0), same])
 
     def _kernel(self, parts: Array) -> Array:
+        """Covariance of what is measured, the noise left out."""
         total: Array = OFFSET**2 + np.tensordot((self._amplitudes * self._scales[:-1]) ** 2, parts, axes=1)
         return total
 
+    def _true(self, parts: Array) -> Array:
+        """Covariance of the objective with what is measured: without the luck."""
+        total: Array = self._kernel(parts) - self._luck() * parts[-1]
+        return total
+
     def _variance(self) -> float:
-        return OFFSET**2 + float(np.sum((self._amplitudes * self._scales[:-1]) ** 2))
+        return OFFSET**2 + float(np.sum((self._amplitudes * self._scales[:-1]) ** 2)) - self._luck()
+
+    def _luck(self) -> float:
+        return float((self._amplitudes[-1] * self._scales[-2]) ** 2)
 
     def _fit(self) -> None:
         """Scales by coordinate ascent on the marginal likelihood with a log-normal prior (type-II MAP)."""
