@@ -86,8 +86,15 @@ def _of(name: str, value: float | None, unit: str = "", limit: float | None = No
     """`running 250 of 256`, `queue time 0.31 s`; None where the number is absent."""
     if value is None:
         return None
-    number = f"{100 * value:.0f} %" if unit == "%" else f"{value:.3g}{unit}"
-    return f"{name} {number}" + (f" of {limit:.3g}" if limit is not None else "")
+    number = f"{100 * value:.0f} %" if unit == "%" else f"{_shown(value)}{unit}"
+    return f"{name} {number}" + (f" of {_shown(limit)}" if limit is not None else "")
+
+
+def _shown(value: float) -> str:
+    """Three digits, never as a power of ten."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 or value == 0 else "< 0.001"
 
 
 # --- signs that several rules share ----------------------------------------------------------------------------------
