@@ -66,6 +66,12 @@ def judge(
     )
 
 
+def test_answers_longer_than_asked_for_are_another_load() -> None:
+    assert judge([replace(request, output_tokens=21) for request in GOOD]).valid  # within the tolerance of a count
+    found = judge([replace(request, output_tokens=80) for request in GOOD])
+    assert found.reasons == ("180 of 180 answers were longer than asked for, such as 80 tokens for 20",)
+
+
 def test_a_sound_probe_is_valid() -> None:
     server = ServerEvidence(4, (0.08, 0.1), 200, 20_000, 100)
     validity = judge(server=server)

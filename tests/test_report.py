@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
@@ -23,14 +24,14 @@ from tuner.cli.report import FORMAT_NAMES
 from tuner.errors import ExitCode
 from tuner.export import ALONE, POINT_ESTIMATES
 from tuner.finish import Conclusion, Decision, FlagEffect, effects, judge
-from tuner.metrics import overall
-from tuner.records import Bound, Capacity, Estimate, Probe, TrialRecord
+from tuner.metrics import overall, score_all
+from tuner.records import Bound, Capacity, ClassMetrics, Estimate, Probe, TrialRecord, TrialState
 from tuner.report import FORMATS, TABLE_FORMATS, Material, Report, build, check, load, recompute, write
 from tuner.report.html import figures, html
 from tuner.report.markdown import markdown, table
 from tuner.report.recompute import compare, rescore
 from tuner.report.study import in_order
-from tuner.report.tables import TABLES
+from tuner.report.tables import TABLES, probe_rows
 from tuner.report.tables import table as trials_table
 from tuner.report.words import duration, interval, number, ratio
 from tuner.store import ResultsFolder, loads, write_atomic
@@ -127,6 +128,25 @@ def test_a_number_that_was_altered_is_found(copy: ResultsFolder, capsys: pytest.
     assert "long_in_long_out.goodput_rps" in result.differences[0]
     assert main(["report", str(copy.root), "--check"]) == ExitCode.HARNESS
     assert "differ from the raw requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end_s", [0.7 + 0.1, 5.3, 29.000000001, 61.7])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_window_that_ends_at_a_request_is_found_again(folder: ResultsFolder, end_s: float, inside: bool) -> None:
+    """Stored are start and length, whose sum can miss the end by a rounding."""
+    record = next(record for record in folder.trials() if record.capacities)
+    probe = next(iter(record.capacities.values())).probes[0]
+    (name,) = probe.classes
+    slo, some = kept(folder).slo, folder.requests(record, probe.requests_file)[0]
+    meant = math.nextafter(end_s, math.inf) if inside else end_s
+    for ramp_s in (0.1, 0.3, 1 / 3, 0.7):
+        times = (ramp_s, (ramp_s + end_s) / 2, end_s)
+        made = (replace(some, scheduled_s=at, sent_s=at, first_s=at, last_s=at, end_s=at) for at in times)
+        requests = tuple(replace(request, index=index) for index, request in enumerate(made))
+        classes = score_all(requests, {name: slo.classes[name]}, window=(ramp_s, meant))
+        stored = replace(probe, ramp_s=ramp_s, window_s=meant - ramp_s, classes=classes)
+        assert classes[name].requests == (3 if inside else 2)
+        assert compare(classes, rescore(stored, requests, slo)) == []
 
 
 def test_a_probe_without_its_raw_requests_is_counted(copy: ResultsFolder) -> None:
@@ -333,13 +353,14 @@ def test_colours_follow_the_theme(page: str) -> None:
 
 
 def test_nothing_that_a_record_holds_can_break_the_page(copy: ResultsFolder) -> None:
-    nasty = "</title><script>alert(1)</script>\"'|`"
+    nasty = "</title><script>alert(1)</script>\"'|`\x00\x1b[31m\x9b"
     study = read_study(copy)
     write_study(copy, replace(study, definition=replace(study.definition, model=nasty), notes=(nasty,)))
     record = copy.trials()[0]
     copy.write_trial(replace(record, step=replace(record.step, reason=nasty), degraded=(nasty,)))
     written = load(copy)
     assert Page(html(written)).scripts == 0
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", html(written) + markdown(written))
     records = markdown(written).split("## Records")[1]
     rows = [line for line in records.splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in rows}) == 1
@@ -352,9 +373,27 @@ def test_links_lead_back_to_the_study_from_anywhere(copy: ResultsFolder, report:
     assert all((path.parent / link).is_file() for link in links)
 
 
+def test_links_lead_back_through_names_that_an_address_must_quote(copy: ResultsFolder, tmp_path: Path) -> None:
+    moved = ResultsFolder(copy.root.rename(tmp_path / "a #1 (50%)?"))
+    report = load(moved)
+    (page,) = write(report, moved, "html", tmp_path / "r.html")
+    (text,) = write(report, moved, "md", tmp_path / "r.md")
+    links = [link for link in Page(page.read_text()).links if not link.startswith(("#", "data:"))]
+    links += re.findall(r"\]\(([^)]*trial\.json)\)", text.read_text())
+    assert len(links) > 10
+    assert not [link for link in links if " " in link]
+    assert all((tmp_path / unquote(urlsplit(link).path)).is_file() for link in links)
+
+
 def test_json_holds_the_whole_report(report: Report, copy: ResultsFolder) -> None:
     (path,) = write(report, copy, "json")
     assert loads(Report, path.read_text(), str(path)) == report
+
+
+def test_json_is_json_everywhere(report: Report, copy: ResultsFolder) -> None:
+    """Infinity is a number in Python's JSON alone."""
+    (path,) = write(replace(report, wall_s=math.inf), copy, "json")
+    assert json.loads(path.read_text(), parse_constant=pytest.fail)["wall_s"] is None
 
 
 def test_markdown_has_the_same_numbers(report: Report) -> None:
@@ -391,6 +430,16 @@ def test_tables_hold_every_trial_probe_and_request(copy: ResultsFolder, report: 
     ]
     assert len(mine) == one.requests
     assert mine.ttft_s.mean() == pytest.approx(one.ttft_mean_s)
+
+
+def test_tables_have_their_columns_without_a_row(copy: ResultsFolder, report: Report) -> None:
+    named = re.compile(r"\w+\.")  # `knob.NAME`: as they are met
+    filled = [[*pd.read_csv(path, nrows=1).columns] for path in write(report, copy, "csv")]
+    crashed = [replace(record, capacities={}, probes=()) for record in copy.trials()]
+    for name, columns in zip(TABLES, filled, strict=True):
+        fixed = [column for column in columns if not named.match(column)]
+        for trials in ([], crashed):
+            assert [c for c in trials_table(name, report, trials, copy).columns if not named.match(c)] == fixed
 
 
 def test_every_column_is_documented(copy: ResultsFolder, report: Report) -> None:
@@ -451,3 +500,47 @@ def test_the_command_writes_every_format(copy: ResultsFolder, capsys: pytest.Cap
 def test_a_folder_without_a_study_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == ExitCode.INPUT
     assert "holds no study.json" in capsys.readouterr().err
+
+
+def test_what_was_odd_about_scored_probes_is_told_once_a_kind(copy: ResultsFolder) -> None:
+    trials = list(copy.trials())
+    number = next(i for i, record in enumerate(trials) if record.capacities)
+    record = trials[number]
+    name, capacity = next(iter(record.capacities.items()))
+    notes = [f"{9 + i} of 90 requests left out: chat {i}: 300000 tokens exceed" for i in range(len(capacity.probes))]
+    probes = tuple(replace(p, notes=(note,)) for p, note in zip(capacity.probes, notes, strict=True))
+    trials[number] = replace(record, capacities={**record.capacities, name: replace(capacity, probes=probes)})
+    report = build(material(copy, trials))
+    told = [text for text in report.warnings if "left out" in text]
+    assert len(told) == 1
+    assert told[0].startswith(f"{name}: 9 of 90 requests left out: chat 0")
+    assert f"in {len(probes) - 1} other probes" in told[0]
+    assert "left out" in markdown(report)
+    rows = [row for row in probe_rows(trials[number]) if row["notes"]]
+    assert [row["notes"] for row in rows] == notes
+
+
+def test_windows_of_a_screening_are_scored_time(copy: ResultsFolder) -> None:
+    trials = list(copy.trials())
+    number = next(i for i, record in enumerate(trials) if record.capacities)
+    record = trials[number]
+    moved = tuple(p for capacity in record.capacities.values() for p in capacity.probes)
+    trials[number] = replace(record, capacities={}, probes=(*record.probes, *moved), state=TrialState.SCREENED)
+    assert build(material(copy, trials)).time_s == build(material(copy)).time_s
+
+
+def test_a_limit_that_no_request_defines_has_no_value_in_a_curve(copy: ResultsFolder) -> None:
+    def undefined(metrics: ClassMetrics) -> ClassMetrics:
+        limits = (replace(o, observed_s=0.0, share_within=Estimate(0.0, 0.0, 1.0, 0)) for o in metrics.limits)
+        return replace(metrics, limits=tuple(limits))
+
+    def without(record: TrialRecord) -> TrialRecord:
+        found = {}
+        for name, capacity in record.capacities.items():
+            probes = (replace(p, classes={k: undefined(m) for k, m in p.classes.items()}) for p in capacity.probes)
+            found[name] = replace(capacity, probes=tuple(probes))
+        return replace(record, capacities=found)
+
+    report = build(material(copy, [without(record) for record in copy.trials()]))
+    assert report.curves
+    assert all(not curve.baseline and not curve.best for curve in report.curves)

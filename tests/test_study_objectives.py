@@ -11,6 +11,7 @@ import pytest
 from tests.formula import FACTS, FormulaExecutor, capacity
 from tests.optimizer_world import record
 from tests.test_study import CLASSES, SLO, SPACE, better_with_seqs, definition
+from tuner.cli.summary import summary
 from tuner.records import (
     ClassMetrics,
     Config,
@@ -25,8 +26,12 @@ from tuner.records import (
     TrialRecord,
     TrialState,
 )
+from tuner.report import Material, build
+from tuner.report.html import html
+from tuner.report.markdown import markdown
+from tuner.report.study import in_order
 from tuner.store import ResultsFolder
-from tuner.study import Silent, StopSignals, Study, StudyResult
+from tuner.study import Silent, StopSignals, Study, StudyResult, read_study
 from tuner.study.values import WINDOWS, Objective, excess, saturated, values
 from tuner.trial import TrialRequest
 
@@ -97,6 +102,19 @@ def test_an_objective_at_a_rate_is_searched_proved_and_told(tmp_path: Path, obje
     rates = result.rates[CLASSES[0]]
     assert rates.baseline_rps == pytest.approx(2.0 if objective == Objective.GOODPUT else 2.0 / rate, rel=0.1)
     assert not result.notes
+    report = build(Material(read_study(ResultsFolder(tmp_path)), SLO, in_order(ResultsFolder(tmp_path).trials()), {}))
+    assert all(row.objective is not None for row in report.trials if row.state == "complete")
+    assert report.time_s["scored windows"] > 0
+    noun, unit = (
+        ("goodput", "requests/s") if objective == Objective.GOODPUT else ("latency headroom", "limit ÷ observed")
+    )
+    said = summary(read_study(ResultsFolder(tmp_path)), tmp_path, ())
+    for text in (markdown(report), html(report), said):
+        assert "SLO capacity" not in text
+        assert "A capacity is" not in text
+        assert noun in text
+        assert unit in text
+        assert f"Measured at {rate:g} requests/s" in text
 
 
 def test_a_load_that_the_baseline_carries_whole_is_told(tmp_path: Path) -> None:

@@ -179,6 +179,19 @@ def test_sharing_is_told_under_other_arrivals_too() -> None:
     assert all(request.shared_prefix_tokens >= 512 for request in requests if request.input_tokens >= 512)
 
 
+def test_prompts_of_token_ids_tell_what_they_share_at_the_grain_of_the_cache(made: Callable[[str, str], Path]) -> None:
+    common = list(range(1000, 1064))
+    rows = [{"prompt": [*common, *range(2000 + 100 * i, 2036 + 100 * i)], "output_tokens": 4} for i in range(3)]
+    rows.append({"prompt": list(range(9000, 9100)), "output_tokens": 4})
+    path = made("own.jsonl", "\n".join(map(json.dumps, rows)))
+    load = workload(path, arrivals="{process: constant}")
+    found = replayed(load, rate=1.0, duration=4.5)
+    shared = sorted(request.shared_prefix_tokens for request in found.requests)
+    assert shared == [0, 64, 64, 64]
+    again = replayed(load, rate=1.0, duration=8.5)  # the whole trace twice over
+    assert {request.shared_prefix_tokens for request in again.requests} == {100}
+
+
 def test_seeds_change_made_prompts_and_keep_the_sharing() -> None:
     one, two = (replayed(workload(MOONCAKE), seed=seed).requests for seed in (1, 2))
     assert one[0].prompt[:512] == one[1].prompt[:512]
@@ -244,6 +257,11 @@ def test_the_digest_follows_the_content_and_the_window(made: Callable[[str, str]
          "line 2", "missing here"),
         ("t.jsonl", '{"timestamp": NaN, "input_tokens": 1, "output_tokens": 1}', "line 1", "finite"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "line 1", "2 blocks"),
+        ("t.jsonl", '{"input_tokens": 1e12, "output_tokens": 1}', "line 1", "at most 1e.07"),
+        ("t.jsonl", '{"prompt": "x", "output_tokens": 1e12}', "line 1", "at most 1e.07"),
+        ("t.jsonl", '{"timestamp": 0, "input_length": 1e12, "output_length": 1, "hash_ids": []}', "line 1", "at most"),
+        ("t.jsonl", '{"timestamp": 0, "input_length": 9, "output_length": 1e12, "hash_ids": [1]}', "line 1", "at most"),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,999999999,2", "line 2", "0 to 10000000"),
         ("t.json", "[1]", "", "must be a mapping"),
         ("t.json", "[{}]", "", "required"),
         ("t.json", "[]", "", "no request"),
@@ -262,6 +280,27 @@ def test_mistakes_are_told_with_their_line(
     with pytest.raises(InputError, match=rule) as caught:
         load_trace(made(name, text))
     assert place in caught.value.where
+
+
+SAID = '{{"from": "{}", "value": {}}}'
+HALF = '"\\ud83d \\ude00"'  # of a character that JSON writes as two escapes side by side
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("t.jsonl", f'{{"prompt": "x", "output_tokens": 1}}\n{{"prompt": {HALF}, "output_tokens": 1}}', "line 2: prompt"),
+        ("t.json", f'[{{"conversations": [{SAID.format("human", HALF)}, {SAID.format("gpt", 1)}]}}]', "[0].value"),
+        ("t.json", f'[{{"conversations": [{SAID.format("human", 1)}, {SAID.format("gpt", HALF)}]}}]', "[1].value"),
+    ],
+)
+def test_half_a_character_is_refused_where_it_stands(
+    made: Callable[[str, str], Path], name: str, text: str, place: str
+) -> None:
+    with pytest.raises(InputError, match="half of a character") as caught:
+        load_trace(made(name, text))
+    assert place in str(caught.value)
+    assert load_trace(made(name, text.replace(" \\ude00", "\\ude00"))).rows[-1].text in ("\U0001f600", "1")
 
 
 def test_line_separators_inside_a_text_are_part_of_it(made: Callable[[str, str], Path]) -> None:

@@ -575,13 +575,19 @@ def test_abort_while_stopping_waits_for_no_grace(context: TrialContext) -> None:
     assert time.monotonic() - began < 15  # of 25 s of grace
 
 
-def test_a_closed_loop_is_scored_by_its_goodput(context: TrialContext) -> None:
-    closed = replace(WORKLOADS[CHAT], arrivals=Arrivals("closed", concurrency=4))
+@pytest.mark.parametrize("concurrency", [4, 48], ids=["few slots", "more slots than requests"])
+def test_a_closed_loop_is_scored_by_its_goodput(context: TrialContext, concurrency: int) -> None:
+    closed = replace(WORKLOADS[CHAT], arrivals=Arrivals("closed", concurrency=concurrency))
     record = run_trial(asked(), replace(context, workloads={CHAT: closed}))
     assert record.state is TrialState.COMPLETE
     capacity = record.capacities[CHAT]
     assert len(capacity.probes) == QUICK.min_probes
-    assert capacity.rate_rps > 1
+    for probe in capacity.probes:
+        requests = context.folder.requests(record, probe.requests_file)
+        carried = sum(request.ok for request in requests) / max(request.end_s for request in requests)
+        assert len(requests) >= 5 * concurrency
+        assert probe.classes[CHAT].throughput_rps == pytest.approx(carried, rel=0.25)
+        assert probe.classes[CHAT].goodput_rps <= 1.25 * carried
 
 
 def test_a_mix_is_judged_class_by_class(context: TrialContext) -> None:

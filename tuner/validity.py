@@ -161,7 +161,18 @@ def _token_reasons(scored: Sequence[RequestResult], answered: Sequence[RequestRe
         reasons.append(
             f"{len(short)} of {len(scored)} answers ended early although end tokens are ignored: {short[0].error}"
         )
+    long = [r for r in answered if r.planned_output_tokens > 0 and _exceeds(r.output_tokens, r.planned_output_tokens)]
+    if len(long) > COUNT_TOLERANCE * len(answered):
+        example = long[0]
+        reasons.append(
+            f"{len(long)} of {len(answered)} answers were longer than asked for, such as {example.output_tokens} tokens"
+            f" for {example.planned_output_tokens}"
+        )
     return reasons
+
+
+def _exceeds(counted: int, planned: int) -> bool:
+    return counted > planned and _differs(counted, planned)
 
 
 def _differs(counted: int, planned: int) -> bool:

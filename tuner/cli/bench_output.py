@@ -37,7 +37,8 @@ def as_document(
                 "metric": outcome.limit.metric.value,
                 "percentile": outcome.limit.percentile,
                 "limit_ms": outcome.limit.limit_s * 1e3,
-                "observed_ms": _finite(outcome.observed_s * 1e3),
+                # Without a request for which it is defined (TPOT of single tokens) a limit is not observed at all.
+                "observed_ms": _finite(outcome.observed_s * 1e3) if outcome.share_within.n else None,
                 "share_within": _estimate(outcome.share_within),
             }
             for outcome in metrics.limits
@@ -106,9 +107,10 @@ def as_table(probe: Probe, *, url: str, model: str, slo: ClassSlo, asked: Mappin
     ]
     for outcome in metrics.limits:
         name = f"{outcome.limit.metric.value} p{outcome.limit.percentile:g}"
+        observed = f"{_observed(outcome.observed_s)}, {_share(outcome.share_within)} within"
+        undefined = "not defined for any of these requests"
         lines.append(
-            f"limit     {name} ≤ {outcome.limit.limit_s * 1e3:g} ms: {_observed(outcome.observed_s)},"
-            f" {_share(outcome.share_within)} within"
+            f"limit     {name} ≤ {outcome.limit.limit_s * 1e3:g} ms: {observed if outcome.share_within.n else undefined}"
         )
     if slo.limits:
         lines.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from tuner.cli.asked import asked_of, chosen_gpus
 from tuner.cli.options import positive
+from tuner.documents import strict_json
 from tuner.errors import EnvironmentFault, ExitCode, HarnessError, InputError, Interrupted
 from tuner.records import Config, Decision, Outcome, Probe, TrialRecord, TrialState, Verdict
 
@@ -76,7 +78,7 @@ def told(record: TrialRecord, flags: Config, *, as_json: bool) -> int:
     from tuner.store import dumps
 
     if as_json:
-        sys.stdout.write(dumps(record))
+        print(strict_json(json.loads(dumps(record))))
     elif record.state is TrialState.COMPLETE:
         print("\n".join(table(record)))
     if record.state is TrialState.INTERRUPTED:
@@ -105,6 +107,8 @@ def told(record: TrialRecord, flags: Config, *, as_json: bool) -> int:
 
 def table(record: TrialRecord) -> list[str]:
     """SLO capacity by class, or the scores at a fixed rate."""
+    from tuner.report.words import probe_notes
+
     lines: list[str] = []
     if record.capacities:
         width = max(len(name) for name in record.capacities)
@@ -117,6 +121,7 @@ def table(record: TrialRecord) -> list[str]:
     for probe in (probe for probe in record.probes if probe.purpose == "bench"):
         lines += _scores(probe)
     lines += [f"{name}: {_decided(decision)}" for name, decision in record.decided.items()]
+    lines += [f"note: {note}" for note in probe_notes([record])]
     if record.simulated:
         lines.append("SIMULATED: this says nothing about vLLM.")
     return lines

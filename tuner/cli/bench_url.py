@@ -75,16 +75,17 @@ def bench_url(asked: Asked, slo: ClassSlo, crew: Crew, *, as_json: bool) -> int:
         before = server.metrics()
         workers = 2 * probe.client.workers
         probe, result = _measure(asked, slo, requests, headers, workers, began, notes, (server, before))
-    if asked.out is not None:
-        from tuner.store import write_requests
-
-        write_requests(asked.out, result.requests)
     from tuner.cli.bench_output import as_document, as_table
 
     if as_json:
         print(json.dumps(as_document(probe, url=asked.url, model=model, api=asked.api, slo=slo, asked=_load(asked))))
     else:
         print(as_table(probe, url=asked.url, model=_printable(model), slo=slo, asked=_load(asked)))
+    if asked.out is not None:
+        from tuner.store import write_requests
+
+        sys.stdout.flush()  # what was measured is told, even if it cannot be kept
+        write_requests(asked.out, result.requests)
     if not any(request.status is RequestStatus.OK for request in result.requests):
         print("tune: no request was answered: nothing is measured. Check the server or --timeout.", file=sys.stderr)
         return int(ExitCode.ENVIRONMENT)
@@ -151,6 +152,7 @@ class Endpoint:
 
     def metrics(self) -> str:
         """The text of `/metrics`; empty where the server has none."""
+        self._connection.close()  # servers close what was idle, and a request into that would fail
         try:
             with self._at_most(_ANSWER_S, threading.Event()):
                 self._connection.request("GET", self._prefix + "/metrics", headers=dict(self.headers))
@@ -244,6 +246,9 @@ def _detokenize(server: Endpoint, model: str, tokens: Sequence[int]) -> str:
 
 
 def _plan(asked: Asked, vocabulary: Vocabulary, max_model_len: int) -> Plan:
+    if max_model_len and asked.input_tokens + asked.output_tokens > max_model_len:
+        rule = f"and {asked.output_tokens} more for the answer exceed the model length of {max_model_len}"
+        raise refuse("--input-tokens", asked.input_tokens, rule, "Choose less.")
     arrivals = Arrivals("closed", concurrency=asked.concurrency) if asked.concurrency else Arrivals()
     workload = Workload(NAME, constant(asked.input_tokens), constant(asked.output_tokens), arrivals, api=asked.api)
     planned = plan(
@@ -317,6 +322,8 @@ def _measure(
     metrics = score(result.requests, slo, class_name=NAME, window=window)
     server, before = watched
     evidence = _evidence(before, server.metrics())
+    if evidence is None:
+        notes = (*notes, "the server's metrics were not read: other traffic and prefix hits were not looked for")
     validity = judge_validity(result, offered_rps=asked.rate_rps, window=window, limits=slo.limits, server=evidence)
     probe = Probe(
         workload=NAME,
@@ -351,7 +358,14 @@ def _evidence(before: str, after: str) -> ServerEvidence | None:
     def gained(name: str) -> float | None:
         return new.counters[name] - old.counters[name] if name in new.counters and name in old.counters else None
 
-    return ServerEvidence(prefix_queries=gained("prefix_queries"), prefix_hits=gained("prefix_hits"))
+    then, now = old.histograms.get("ttft_s"), new.histograms.get("ttft_s")
+    ttft = now.minus(then) if now is not None and then is not None else now
+    return ServerEvidence(
+        ttft_median_bucket_s=ttft.bracket(0.5) if ttft is not None and ttft.count else None,
+        requests=None if ttft is None else ttft.count,
+        prefix_queries=gained("prefix_queries"),
+        prefix_hits=gained("prefix_hits"),
+    )
 
 
 def _progress() -> Callable[[int, int], None] | None:

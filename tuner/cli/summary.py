@@ -12,7 +12,7 @@ from tuner.records import Config, Estimate, TrialRecord
 from tuner.store import ResultsFolder
 
 if TYPE_CHECKING:
-    from tuner.export import Rate, RatePair
+    from tuner.export import Rate, RatePair, Wording
     from tuner.finish import FlagEffect
     from tuner.study import StudyFile, StudyResult
 
@@ -22,17 +22,18 @@ MOST_SHOWN = 8
 
 def summary(file: StudyFile, folder: Path, files: tuple[Path, ...]) -> str:
     """The text that `tune run` ends with; of an unfinished study, what the search has seen so far."""
-    from tuner.export import POINT_ESTIMATES, answers_text, rate_pairs
+    from tuner.export import answers_text, rate_pairs, wording
 
     result, trials = file.result, ResultsFolder(folder).trials()
     if result is None:
         head = f"{file.definition.name}: no verdict yet; go on with `tune run --resume {folder}`"
         return "\n".join([head, *_unfinished(file, ResultsFolder(folder), trials)])
-    lines = [f"Verdict: {verdict_line(result, bool(file.definition.baseline))}"]
+    said = wording(file.definition.objective, file.definition.rate_rps)
+    lines = [f"Verdict: {verdict_line(result, bool(file.definition.baseline), said)}"]
     if result.simulated:
         lines.append("SIMULATED: measured on the simulator; it says nothing about vLLM.")
-    lines += ["", *class_table(rate_pairs(file, trials, result.conclusion.winner)), POINT_ESTIMATES]
-    lines += ["", *flag_lines(file.definition.baseline, result)]
+    lines += ["", *class_table(rate_pairs(file, trials, result.conclusion.winner), said), said.about]
+    lines += ["", *flag_lines(file.definition.baseline, result, said)]
     winner = result.conclusion.winner
     if winner is not None and (answers := result.quality.get(winner)) is not None:
         lines.append(f"Answers: {answers_text(answers)}")
@@ -45,18 +46,18 @@ def summary(file: StudyFile, folder: Path, files: tuple[Path, ...]) -> str:
     return "\n".join(lines)
 
 
-def verdict_line(result: StudyResult, own_baseline: bool) -> str:
+def verdict_line(result: StudyResult, own_baseline: bool, said: Wording) -> str:
     conclusion, baseline = result.conclusion, "the baseline" if own_baseline else "vLLM's defaults"
     gain = conclusion.gain
     if conclusion.decision == "improved":
         if gain is None:
             return f"improved – {baseline} keep the SLO at no rate, the configuration below does"
-        return f"improved – {interval(gain)} the SLO capacity of {baseline} ({conclusion.rounds} interleaved rounds)"
+        return f"improved – {interval(gain)} the {said.noun} of {baseline} ({conclusion.rounds} interleaved rounds)"
     if conclusion.decision == "keep-defaults":
         name = "keep the baseline" if own_baseline else "keep-defaults"
         if gain is None:
             return f"{name} – the search found nothing to set against {baseline}"
-        return f"{name} – the best rival has {interval(gain)} the capacity, which is no proof of a gain"
+        return f"{name} – the best rival has {interval(gain)} the {said.short}, which is no proof of a gain"
     miss = conclusion.nearest
     nearest = f"; the nearest is trial {miss.number}, {miss.excess:+.0%} over {miss.limit}" if miss is not None else ""
     return f"no-feasible – no configuration keeps the SLO{nearest}"
@@ -68,20 +69,20 @@ def interval(estimate: Estimate) -> str:
     return f"{estimate.value:.2f}× (95 %: {estimate.low:.2f}–{high})"
 
 
-def class_table(rates: Mapping[str, RatePair]) -> list[str]:
+def class_table(rates: Mapping[str, RatePair], said: Wording) -> list[str]:
     alone = " (each class by itself)" if len(rates) > 1 else ""
-    rows = [("SLO capacity, requests/s", "baseline", "best", f"best ÷ baseline{alone}")]
+    rows = [(f"{said.noun}, {said.unit}", "baseline", "best", f"best ÷ baseline{alone}")]
     for name, pair in rates.items():
         rows.append((name, _rate(pair.baseline), _rate(pair.best), "–" if pair.gain is None else interval(pair.gain)))
     return _aligned(rows)
 
 
-def flag_lines(baseline: Config, result: StudyResult) -> list[str]:
+def flag_lines(baseline: Config, result: StudyResult, said: Wording) -> list[str]:
     from tuner.finish import changed_flags
 
     changed = changed_flags(result.config, baseline)
     effects = {effect.flag: effect for effect in result.effects}
-    lines = ["Flags that were changed (capacity with ÷ without):" if changed else "Flags: none to change"]
+    lines = [f"Flags that were changed ({said.short} with ÷ without):" if changed else "Flags: none to change"]
     for name in changed:
         if name in result.config:
             before = shown(baseline[name]) if name in baseline else "vLLM's default"

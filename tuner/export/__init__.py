@@ -10,7 +10,7 @@ from tuner.export.deployment import (
     effect_text,
     ratio_text,
 )
-from tuner.export.rates import ALONE, POINT_ESTIMATES, Rate, RatePair, rate_pairs, standing
+from tuner.export.rates import ALONE, POINT_ESTIMATES, Rate, RatePair, Wording, rate_pairs, standing, wording
 from tuner.export.study import AT_THE_END, export, write_best
 from tuner.export.write import FORMATS, LOCK_FILE, write
 
@@ -26,6 +26,7 @@ __all__ = [
     "Rate",
     "RatePair",
     "ReturnedFlag",
+    "Wording",
     "answers_text",
     "deployment",
     "effect_text",
@@ -33,6 +34,7 @@ __all__ = [
     "rate_pairs",
     "ratio_text",
     "standing",
+    "wording",
     "write",
     "write_best",
 ]

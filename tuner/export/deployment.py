@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.errors import InputError
-from tuner.export.rates import RatePair, rate_pairs, standing
+from tuner.export.rates import RatePair, Wording, rate_pairs, standing, wording
 from tuner.finish import Decision, FlagEffect, changed_flags
 from tuner.quality import Closeness, Comparison
 from tuner.records import Config, EnvironmentFacts, Estimate, KnobValue, Slo, TrialRecord, TrialState
@@ -70,6 +70,8 @@ class Deployment:
     verified: bool
     simulated: bool
     gain: Estimate | None  # of the objective, over the baseline
+    objective: str
+    wording: Wording  # of the numbers in `classes`
     classes: Mapping[str, RatePair]
     slo: Slo
     environment: EnvironmentFacts
@@ -121,7 +123,8 @@ def deployment(
     verified = result is not None and number == winner
     config = result.config if result is not None and verified else chosen[0].config
     tuned = {name: value for name, value in config.items() if definition.fixed.get(name) != value}
-    notes = _notes(tuned, definition.baseline, result, number)
+    words = wording(definition.objective, definition.rate_rps)
+    notes = _notes(tuned, definition.baseline, result, number, words.short)
     exported, withheld = _flags(definition.fixed, tuned, flags, notes)
     left = [name for name in definition.baseline if name not in config and name not in definition.fixed]
     return Deployment(
@@ -135,6 +138,8 @@ def deployment(
         verified=verified,
         simulated=any(record.simulated for record in chosen),
         gain=None if result is None else result.conclusion.gains.get(number),
+        objective=definition.objective,
+        wording=words,
         classes=rate_pairs(study, trials, number),
         slo=slo,
         environment=study.environment,
@@ -232,7 +237,7 @@ def _flags(
     return tuple(exported), tuple(withheld)
 
 
-def _notes(tuned: Config, baseline: Config, result: StudyResult | None, number: int) -> dict[str, str]:
+def _notes(tuned: Config, baseline: Config, result: StudyResult | None, number: int, noun: str) -> dict[str, str]:
     """What each flag was measured to do, by name; those of the baseline that are left out included."""
     verified = result is not None and number == result.conclusion.winner
     by_flag = {effect.flag: effect for effect in result.effects} if result is not None and verified else {}
@@ -242,20 +247,20 @@ def _notes(tuned: Config, baseline: Config, result: StudyResult | None, number: 
     for name in changed:
         effect = by_flag.get(name)
         if len(changed) == 1 and gain is not None:
-            notes[name] = f"{ratio_text(gain)} of the baseline's capacity; the only difference"
+            notes[name] = f"{ratio_text(gain)} of the baseline's {noun}; the only difference"
         else:
             notes[name] = (
-                "effect of this flag alone was not measured" if effect is None else effect_text(effect, baseline)
+                "effect of this flag alone was not measured" if effect is None else effect_text(effect, baseline, noun)
             )
     return notes
 
 
-def effect_text(effect: FlagEffect, baseline: Config) -> str:
+def effect_text(effect: FlagEffect, baseline: Config, noun: str = "capacity") -> str:
     """What a flag of the verified configuration was measured to do; leaving it out returns it to the baseline."""
     without = "with the baseline's value" if effect.flag in baseline else "without it"
     if effect.effect is None:
         return f"needed: {without} the server does not run or keeps the SLO at no rate"
-    told = f"{ratio_text(effect.effect)} of the capacity {without}"
+    told = f"{ratio_text(effect.effect)} of the {noun} {without}"
     return told if effect.matters else f"{told}: {NOT_SHOWN}"
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuner.records import Bound, Capacity, Estimate, TrialRecord, TrialState
 from tuner.study.result import StudyFile
+from tuner.study.values import Objective, values
 
 POINT_ESTIMATES = (
     "A capacity is the rate at which the SLO is just kept, as estimated from the probes around it; it is no proof "
     "that the SLO holds at exactly that rate."
 )
 """What has to stand beside every capacity."""
+
+_AT_A_RATE = "Measured at {rate:g} requests/s offered to each class, not at the highest rate that keeps the SLO."
 
 ALONE = "Each class by itself: these intervals do not hold for all classes at once."
 """What has to stand beside the gains of classes."""
@@ -22,9 +26,35 @@ _ENDED = (TrialState.COMPLETE, TrialState.SCREENED, TrialState.INFEASIBLE)
 _MARKS = {Bound.BRACKETED: "", Bound.BELOW: "≤ ", Bound.ABOVE: "≥ "}
 
 
+class Wording(NamedTuple):
+    """What the values of a study are, for whoever prints them."""
+
+    noun: str
+    unit: str
+    about: str  # what has to stand beside them
+
+    @property
+    def short(self) -> str:
+        """The noun where it is clear that the SLO is meant."""
+        return self.noun.removeprefix("SLO ")
+
+
+def wording(objective: str, rate_rps: float | None) -> Wording:
+    """`rate_rps`: the offered rate of the objectives that are measured at one."""
+    about = _AT_A_RATE.format(rate=rate_rps or 0.0)
+    match objective:
+        case Objective.CAPACITY:
+            return Wording("SLO capacity", "requests/s", POINT_ESTIMATES)
+        case Objective.LATENCY:
+            meaning = "Limit ÷ observed value, of the limit that is closest to being broken; the SLO is kept from 1 up."
+            return Wording("latency headroom", "limit ÷ observed", f"{meaning} {about}")
+        case _:
+            return Wording(objective, "requests/s", about)
+
+
 @dataclass(frozen=True, slots=True)
 class Rate(Estimate):
-    """SLO capacity of one class, requests/s: geometric mean, least and greatest over the runs that count."""
+    """What one class is worth (`wording`): geometric mean, least and greatest over the runs that count."""
 
     bound: Bound | None = Bound.BRACKETED  # None: some runs bound it from below, others from above
 
@@ -46,10 +76,10 @@ class RatePair:
 def rate_pairs(study: StudyFile, trials: Sequence[TrialRecord], number: int | None) -> dict[str, RatePair]:
     """By class, for trial `number`: of the winner exactly what the verdict says, of any other what its records say."""
     before, after = standing(study, trials, number)
-    result = study.result
+    result, objective = study.result, study.definition.objective
     found = {}
     for name in study.definition.workloads:
-        pair = RatePair(_rate(before, name), _rate(after, name), None)
+        pair = RatePair(_rate(before, name, objective), _rate(after, name, objective), None)
         if result is not None and number == result.conclusion.winner and name in result.rates:
             said = result.rates[name]
             best = None if number is None else _with_value(pair.best, said.best_rps)
@@ -98,13 +128,13 @@ def _counted(study: StudyFile, trials: Sequence[TrialRecord]) -> list[TrialRecor
     return found
 
 
-def _rate(records: Sequence[TrialRecord], workload: str) -> Rate | None:
-    capacities = [record.capacities[workload] for record in records if workload in record.capacities]
-    if not capacities:
+def _rate(records: Sequence[TrialRecord], workload: str, objective: str) -> Rate | None:
+    found = [value for record in records if (value := values(record, objective).get(workload)) is not None]
+    if not found:
         return None
-    rates = [capacity.rate_rps for capacity in capacities]
-    mean = math.exp(sum(map(math.log, rates)) / len(rates))
-    return Rate(mean, min(rates), max(rates), len(rates), _bound(capacities))
+    mean = math.exp(sum(map(math.log, found)) / len(found))
+    capacities = [record.capacities[workload] for record in records if workload in record.capacities]
+    return Rate(mean, min(found), max(found), len(found), _bound(capacities))
 
 
 def _bound(capacities: Sequence[Capacity]) -> Bound | None:

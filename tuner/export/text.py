@@ -10,9 +10,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from tuner.export.deployment import Deployment, answers_text, ratio_text
-from tuner.export.rates import ALONE, POINT_ESTIMATES, Rate
+from tuner.export.rates import ALONE, Rate
 from tuner.records import FORMAT_VERSION, Estimate, Slo
 from tuner.serve_args import ServeFlags, to_vllm_yaml
+from tuner.study.values import Objective
 
 
 def head(deployment: Deployment, *, every_flag: bool = False) -> str:
@@ -26,13 +27,14 @@ def head(deployment: Deployment, *, every_flag: bool = False) -> str:
         + (f", {ratio_text(deployment.gain)} of the baseline" if deployment.gain else ""),
         *(f"NOT VERIFIED: {warning}" for warning in deployment.warnings),
         *(
-            f"SLO capacity {name}: {_rate(rates.best)} requests/s (baseline {_rate(rates.baseline)})"
+            f"{deployment.wording.noun} {name}: {_rate(rates.best)} {deployment.wording.unit}"
+            f" (baseline {_rate(rates.baseline)})"
             + (f", {ratio_text(rates.gain)} of it" if rates.gain is not None else "")
             for name, rates in deployment.classes.items()
         ),
         *([] if deployment.quality is None else [f"answers: {answers_text(deployment.quality)}"]),
         *([ALONE] if sum(rates.gain is not None for rates in deployment.classes.values()) > 1 else []),
-        POINT_ESTIMATES,
+        deployment.wording.about,
         *(f"SLO {line}" for line in slo_lines(deployment)),
         *(f"{flag.change}: {flag.note}" for flag in deployment.returned),
         *(
@@ -160,9 +162,12 @@ def document(deployment: Deployment) -> dict[str, object]:
         "baseline": dict(deployment.baseline),
         "variables": dict(deployment.variables),
         "gain": _plain(deployment.gain),
+        "objective": deployment.objective,
+        # What was found at a given rate is no capacity, and `tune verify` would take it for one.
         "capacity_rps": {
             name: {"baseline": _plain(rates.baseline), "best": _plain(rates.best), "gain": _plain(rates.gain)}
             for name, rates in deployment.classes.items()
+            if deployment.objective == Objective.CAPACITY
         },
         "runs_rps": [dict(run) for run in deployment.runs],
         "speed": deployment.speed,

@@ -7,8 +7,9 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import variance
 
-from tuner.export import NOT_SHOWN, RatePair, rate_pairs, standing
+from tuner.export import NOT_SHOWN, RatePair, Wording, rate_pairs, standing, wording
 from tuner.finish import Decision, changed_flags
 from tuner.records import (
     Capacity,
@@ -20,14 +21,23 @@ from tuner.records import (
     TrialRecord,
     TrialState,
 )
-from tuner.report.curves import all_probes, curves, pareto
+from tuner.report.curves import curves, pareto
 from tuner.report.limits import findings
 from tuner.report.model import ClassRow, FindingRow, FlagRow, KnobValues, PathStep, Ref, Report, TrialRow, TroubleRow
 from tuner.report.quality import quality_rows
-from tuner.report.words import change_text, config_text, limit_text, setting_text, value_text
+from tuner.report.words import (
+    all_probes,
+    change_text,
+    config_text,
+    limit_text,
+    probe_notes,
+    setting_text,
+    value_text,
+)
 from tuner.space import Space
 from tuner.study.evaluate import evaluate, reference_rates, weights_of
 from tuner.study.result import StudyFile, StudyResult
+from tuner.study.values import Objective, window_values
 
 TWO_SIDED_95 = 1.96
 FINISHING = (StepKind.FINALIST, StepKind.ABLATION)
@@ -46,6 +56,10 @@ class Material:
     @property
     def result(self) -> StudyResult | None:
         return self.file.result
+
+    @property
+    def wording(self) -> Wording:
+        return wording(self.file.definition.objective, self.file.definition.rate_rps)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -75,6 +89,7 @@ def build(material: Material) -> Report:
         slo=material.slo,
         status=str(file.status),
         decision="" if conclusion is None else str(conclusion.decision),
+        wording=material.wording,
         headline=_headline(material, best),
         warnings=_warnings(material),
         gain=None if conclusion is None else conclusion.gain,
@@ -137,7 +152,7 @@ def _headline(material: Material, best: int | None) -> str:
         if conclusion.gain is None:
             return f"Improved: {base} keeps the SLO at no rate, the configuration below does."
         return (
-            f"Improved: {conclusion.gain.value:.2f} times the SLO capacity of {base} "
+            f"Improved: {conclusion.gain.value:.2f} times the {material.wording.noun} of {base} "
             f"(95 %: {conclusion.gain.low:.2f} to {conclusion.gain.high:.2f})."
         )
     if conclusion.decision is Decision.KEEP_DEFAULTS:
@@ -158,7 +173,7 @@ def _warnings(material: Material) -> tuple[str, ...]:
     if invalid:
         found.append(f"{invalid} probes were invalid (the client, not the server, was measured) and count for nothing.")
     degraded = sorted({f"trial {r.number}: {text}" for r in material.trials for text in r.degraded})
-    return (*found, *degraded)
+    return (*found, *degraded, *probe_notes(material.trials))
 
 
 def _reproduce(file: StudyFile, space: Space | None) -> tuple[str, ...]:
@@ -321,19 +336,30 @@ def objective(material: Material, record: TrialRecord) -> Estimate | None:
     baselines = [r for r in here if r.step.kind is StepKind.BASELINE and material.is_baseline(r)]
     if record.round is not None:
         baselines = [r for r in here if r.round == record.round and material.is_baseline(r)] or baselines
-    value = evaluate(record, reference_rates(baselines, names), material.weights).objective
+    kind = material.file.definition.objective
+    value = evaluate(record, reference_rates(baselines, names, kind), material.weights, kind).objective
     if value is None:
         return None
-    variance = sum(
+    spread_2 = sum(
         weight**2
         * (
-            record.capacities[name].log_sd ** 2
-            + sum(r.capacities[name].log_sd ** 2 for r in baselines if name in r.capacities) / len(baselines) ** 2
+            _log_variance(record, name, kind)
+            + sum(_log_variance(r, name, kind) for r in baselines) / len(baselines) ** 2
         )
         for name, weight in material.weights.items()
     )
-    factor = math.exp(TWO_SIDED_95 * math.sqrt(variance))
-    return Estimate(value, value / factor, value * factor, sum(len(c.probes) for c in record.capacities.values()))
+    factor = math.exp(TWO_SIDED_95 * math.sqrt(spread_2))
+    probes = [probe for probe in all_probes(record) if probe.classes]
+    return Estimate(value, value / factor, value * factor, len(probes))
+
+
+def _log_variance(record: TrialRecord, workload: str, objective: str) -> float:
+    """Of the logarithm of a value, as its own probes tell it."""
+    if objective == Objective.CAPACITY:
+        capacity = record.capacities.get(workload)
+        return 0.0 if capacity is None else capacity.log_sd**2
+    logs = [math.log(value) for value in window_values(record, workload, objective)]
+    return variance(logs) / len(logs) if len(logs) > 1 else 0.0
 
 
 def _config(material: Material, number: int | None) -> Config:
@@ -392,7 +418,7 @@ def _times(trials: Sequence[TrialRecord]) -> dict[str, float]:
     total |= {"stop and settle": 0.0, "comparing answers": 0.0, "preparation": 0.0, "between": 0.0}
     for record in trials:
         phases = record.phases
-        scored = sum(probe.window_s for capacity in record.capacities.values() for probe in capacity.probes)
+        scored = sum(probe.window_s for probe in all_probes(record) if probe.classes)
         total["preparation"] += phases.prepare_s
         total["start-up"] += phases.launch_s
         total["warm-up"] += phases.warm_up_s

@@ -22,11 +22,6 @@ from tuner.records import (
 from tuner.report.model import Curve, CurvePoint, ParetoPoint, Ref
 
 
-def all_probes(record: TrialRecord) -> tuple[Probe, ...]:
-    """Every probe of a trial, those of its capacities too."""
-    return (*record.probes, *(probe for capacity in record.capacities.values() for probe in capacity.probes))
-
-
 def curves(
     slo: Slo, baseline: Sequence[TrialRecord], best: Sequence[TrialRecord], rates: Mapping[str, RatePair]
 ) -> tuple[Curve, ...]:
@@ -114,7 +109,7 @@ def _points(records: Sequence[TrialRecord], workload: str, class_name: str, limi
             if metrics is None or not probe.validity.valid or probe.outcome is Outcome.INVALID:
                 continue
             outcome = next((outcome for outcome in metrics.limits if outcome.limit == limit), None)
-            if outcome is not None:
+            if outcome is not None and outcome.share_within.n > 0:
                 found.append(_point(record, probe, metrics, outcome))
     return tuple(sorted(found, key=lambda point: point.rate_rps))
 

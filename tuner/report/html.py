@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from tuner.export import ALONE, POINT_ESTIMATES
+from tuner.export import ALONE
+from tuner.failures import plain
 from tuner.report import words
 from tuner.report.figures import bars_svg, curve_svg, effects_svg, pareto_svg, timeline_svg
 from tuner.report.model import Report
@@ -22,6 +23,7 @@ def html(report: Report, *, base: str = "") -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_plain,
     )
     environment.filters.update(
         {
@@ -40,7 +42,6 @@ def html(report: Report, *, base: str = "") -> str:
     return environment.get_template("report.html").render(
         report=report,
         base=base,
-        about_rates=POINT_ESTIMATES,
         about_gains=ALONE,
         about_quality=ABOUT,
         quality_head=HEAD,
@@ -48,6 +49,11 @@ def html(report: Report, *, base: str = "") -> str:
         figures={name: Markup(svg) for name, svg in figures(report).items()},
         workloads=tuple(dict.fromkeys(point.workload for point in report.pareto)),
     )
+
+
+def _plain(value: object) -> object:
+    """What a log or a server said may hold characters that no page may; markup of our own stays as it is."""
+    return plain(value) if type(value) is str else value
 
 
 def figures(report: Report) -> Mapping[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner.export import ALONE, POINT_ESTIMATES
+from tuner.export import ALONE
+from tuner.failures import plain
 from tuner.report.model import Curve, CurvePoint, Ref, Report
 from tuner.report.quality import ABOUT, HEAD, cells
 from tuner.report.words import (
@@ -45,7 +46,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return plain(str(value)).replace("|", "\\|").replace("\n", " ")
 
 
 def _link(ref: Ref, base: str) -> str:
@@ -73,7 +74,8 @@ def _verdict(report: Report) -> str:
 
 
 def _capacity(report: Report, base: str) -> str:
-    rates = ("baseline, requests/s", "best, requests/s", "best ÷ baseline, each class by itself")
+    said = report.wording
+    rates = (f"baseline, {said.unit}", f"best, {said.unit}", "best ÷ baseline, each class by itself")
     head = ("class", "SLO", "weight", *rates, "regret", "trials")
     rows = [
         (
@@ -89,10 +91,11 @@ def _capacity(report: Report, base: str) -> str:
         for row in report.classes
     ]
     note = (
-        f"{POINT_ESTIMATES} Ranges are the least and greatest over the replicates that count; ≥ and ≤ mark a capacity "
-        f"that is only a bound. Gains carry 95 % intervals. {ALONE}"
+        f"{said.about} Ranges are the least and greatest over the replicates that count; ≥ and ≤ mark what is only a "
+        f"bound. Gains carry 95 % intervals. {ALONE}"
     )
-    return "\n\n".join(["## Capacity by class", table(head, rows), note, *(_curve(c, base) for c in report.curves)])
+    title = f"## {said.short.capitalize()} by class"
+    return "\n\n".join([title, table(head, rows), note, *(_curve(c, base) for c in report.curves)])
 
 
 def _curve(curve: Curve, base: str) -> str:
@@ -127,7 +130,7 @@ def _flags(report: Report, base: str) -> str:
         )
         for flag in report.flags
     ]
-    head = ("flag", "baseline", "best", "capacity with ÷ without (95 %)", "runs", "", "without it")
+    head = ("flag", "baseline", "best", f"{report.wording.short} with ÷ without (95 %)", "runs", "", "without it")
     return "## What each flag changed\n\n" + table(head, rows)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tuner.export import Rate
+from tuner.export import Rate, Wording
 from tuner.quality import Comparison
 from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts, Estimate, KnobValue, Slo, StudyDefinition
 
@@ -186,6 +186,7 @@ class Report:
     slo: Slo
     status: str
     decision: str  # empty before the verdict
+    wording: Wording  # of the values by class
     headline: str
     warnings: tuple[str, ...]
     gain: Estimate | None

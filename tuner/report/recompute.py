@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
 from tuner.metrics import overall, score_all
 from tuner.records import ClassMetrics, Outcome, Probe, RequestResult, Slo, TrialRecord
-from tuner.report.curves import all_probes
+from tuner.report.words import all_probes
 from tuner.store import ResultsFolder
 
 TOLERANCE = 1e-9
 """Relative; sums of the same numbers in another order differ by less."""
+
+
+_ROUNDING = 1e-12
+"""Relative; a few units in the last place, and far below the nanosecond in which times are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,28 @@ def recompute(folder: ResultsFolder, trials: Iterable[TrialRecord], slo: Slo) ->
 def rescore(probe: Probe, requests: tuple[RequestResult, ...], slo: Slo) -> dict[str, ClassMetrics]:
     """The scores of a probe's window from raw requests."""
     promises = {name: slo.classes[name] for name in probe.classes}
-    return score_all(requests, promises, window=(probe.ramp_s, probe.ramp_s + probe.window_s))
+    return score_all(requests, promises, window=scored_window(probe, requests))
+
+
+def scored_window(probe: Probe, requests: Sequence[RequestResult]) -> tuple[float, float]:
+    """Start and end of what was scored, on the probe's clock.
+
+    The record holds start and length. Their sum can miss the end by a rounding, and the end may be the very moment of
+    a request, which then falls to the wrong side. So of the ends that can be meant, it is the one that agrees with the
+    stored counts; where none does, the sum.
+    """
+    start, end = probe.ramp_s, probe.ramp_s + probe.window_s
+    ours = [request for request in requests if request.class_name in probe.classes]
+    scheduled = sum(metrics.requests for metrics in probe.classes.values())
+    finished = round(sum(metrics.throughput_rps for metrics in probe.classes.values()) * probe.window_s)
+    moments = {moment for request in ours for moment in (request.scheduled_s, request.last_s) if moment is not None}
+    near = sorted(moment for moment in moments if math.isclose(moment, end, rel_tol=_ROUNDING))
+    for meant in (end, *near, *(math.nextafter(moment, math.inf) for moment in near)):
+        inside = [request for request in ours if start <= request.scheduled_s < meant]
+        done = [r for r in ours if r.ok and r.last_s is not None and start <= r.last_s < meant]
+        if (len(inside), len(done)) == (scheduled, finished):
+            return start, meant
+    return start, end
 
 
 def compare(stored: object, again: object, path: str = "") -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
+from tuner.documents import strict_json
 from tuner.errors import EnvironmentFault
 from tuner.records import TrialRecord, TrialState
 from tuner.report.build import FINISHING, Material, build, objective
@@ -59,9 +62,9 @@ def write(report: Report, folder: ResultsFolder, format_name: str, path: Path | 
 def render(report: Report, folder: ResultsFolder, format_name: str, target: Path) -> str:
     """The text for a file at `target`, whose links lead to the study's records from there."""
     if format_name == "json":
-        return dumps(report)
+        return strict_json(json.loads(dumps(report))) + "\n"
     base = Path(os.path.relpath(folder.root.resolve(), target.resolve().parent)).as_posix()
-    base = "" if base == "." else f"{base}/"
+    base = "" if base == "." else f"{quote(base)}/"  # it becomes part of an address
     if format_name == "md":
         from tuner.report.markdown import markdown
 

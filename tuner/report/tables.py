@@ -10,14 +10,41 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.records import ClassMetrics, Probe, RequestResult, TrialRecord
-from tuner.report.curves import all_probes
 from tuner.report.model import Report, TrialRow
+from tuner.report.recompute import scored_window
+from tuner.report.words import all_probes
 from tuner.store import ResultsFolder
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("trials", "probes", "requests")
+
+_LATENCIES = [
+    f"{metric}_{part}_s"
+    for metric in ("ttft", "tpot", "itl", "e2e")
+    for part in ("mean", *(f"{p}{end}" for p in ("p50", "p95", "p99") for end in ("", "_low", "_high")))
+]
+_COLUMNS = {
+    "trials": """
+        number replicate round kind change reason from_trial state objective objective_low objective_high predicted
+        failure_kind failure_verdict failure_cause started_at duration_s launch_s warm_up_s measure_s stop_s settle_s
+        seed machine simulated config command
+        """,
+    "probes": f"""
+        number replicate round workload class_name purpose rate_rps seed attempt ramp_s window_s wall_s started_at
+        outcome margin valid invalid_because notes achieved_rps send_lag_p99_s client_cpu_share client_loop_lag_p99_s
+        requests_file requests failed success success_low success_high attainment attainment_low attainment_high
+        goodput_rps throughput_rps output_tps input_tps {" ".join(_LATENCIES)}
+        """,
+    "requests": """
+        number replicate round requests_file workload purpose rate_rps scored index class_name status scheduled_s
+        sent_s first_s last_s end_s send_lag_s ttft_s tpot_s e2e_s input_tokens output_tokens planned_input_tokens
+        planned_output_tokens cached_tokens chunks longest_gap_s error
+        """,
+}
+COLUMNS = {name: tuple(words.split()) for name, words in _COLUMNS.items()}
+"""What every table has, whatever happened; those with a name in them (`knob.NAME`) come as they are met."""
 
 Row = dict[str, Any]
 
@@ -33,6 +60,8 @@ def table(name: str, report: Report, trials: Sequence[TrialRecord], folder: Resu
     else:
         rows = [row for record in trials for row in request_rows(record, folder)]
     frame = pd.DataFrame(rows)
+    # Also where there is no row, or none with scores: a reader finds every column that is always meant to be there.
+    frame = frame.reindex(columns=[*dict.fromkeys((*frame.columns, *COLUMNS[name]))])
     for column in frame.columns:
         if column.startswith("knob.") and len({type(value) for value in frame[column].dropna()}) > 1:
             # A knob that takes `auto` as well as numbers: a column of Parquet has one type.
@@ -59,8 +88,10 @@ def request_rows(record: TrialRecord, folder: ResultsFolder) -> Iterable[Row]:
     """One row a request, from the raw files that are there."""
     for probe in all_probes(record):
         if (folder.trial_folder(record.number, record.replicate) / probe.requests_file).is_file():
-            for request in folder.requests(record, probe.requests_file):
-                yield _request(record, probe, request)
+            requests = folder.requests(record, probe.requests_file)
+            window = scored_window(probe, requests)
+            for request in requests:
+                yield _request(record, probe, request, window)
 
 
 def _trial(record: TrialRecord, shown: TrialRow) -> Row:
@@ -122,6 +153,7 @@ def _probe(record: TrialRecord, probe: Probe, metrics: ClassMetrics | None) -> R
         "margin": probe.margin,
         "valid": probe.validity.valid,
         "invalid_because": "; ".join(probe.validity.reasons),
+        "notes": "; ".join((*probe.notes, *probe.validity.notes)),
         "achieved_rps": probe.validity.achieved_rps,
         "send_lag_p99_s": probe.validity.send_lag_p99_s,
         "client_cpu_share": probe.client.cpu_share,
@@ -155,7 +187,7 @@ def _probe(record: TrialRecord, probe: Probe, metrics: ClassMetrics | None) -> R
     return row
 
 
-def _request(record: TrialRecord, probe: Probe, request: RequestResult) -> Row:
+def _request(record: TrialRecord, probe: Probe, request: RequestResult, window: tuple[float, float]) -> Row:
     return {
         "number": record.number,
         "replicate": record.replicate,
@@ -164,7 +196,7 @@ def _request(record: TrialRecord, probe: Probe, request: RequestResult) -> Row:
         "workload": probe.workload,
         "purpose": probe.purpose,
         "rate_rps": probe.rate_rps,
-        "scored": probe.ramp_s <= request.scheduled_s < probe.ramp_s + probe.window_s and bool(probe.classes),
+        "scored": window[0] <= request.scheduled_s < window[1] and bool(probe.classes),
         "index": request.index,
         "class_name": request.class_name,
         "status": str(request.status),

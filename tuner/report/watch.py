@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.failures import plain
 from tuner.ownership.processes import machine, running
 from tuner.ownership.runs import read_run
 from tuner.report.build import Material, build
@@ -59,26 +62,28 @@ class Watcher:
 
     def _stamps(self) -> tuple[tuple[str, int], ...]:
         paths = [self._folder.study_file, *sorted(self._folder.root.glob("trials/*/trial.json"))]
-        return tuple((str(path), path.stat().st_mtime_ns) for path in paths if path.exists())
+        return tuple((str(path), changed) for path in paths if (changed := _changed_ns(path)) is not None)
 
     def _current(self) -> Current | None:
         open_ = [
-            (path.stat().st_mtime, path, match)
+            (changed, path, match)
             for path in self._folder.root.glob("trials/*")
-            if (match := _FOLDER.fullmatch(path.name)) and not (path / "trial.json").exists()
+            if (match := _FOLDER.fullmatch(path.name))
+            and path.is_dir()
+            and not (path / "trial.json").exists()
+            and (changed := _changed_ns(path)) is not None
         ]
         if not open_:
             return None
-        _, path, match = max(open_, key=lambda entry: entry[0])
+        newest_ns, path, match = max(open_, key=lambda entry: entry[0])
         probes = sorted(path.glob("probes/*.jsonl.gz"))
-        log = path / "server.log"
-        began = min((entry.stat().st_mtime for entry in path.iterdir()), default=path.stat().st_mtime)
+        began_ns = min((at for entry in path.glob("*") if (at := _changed_ns(entry)) is not None), default=newest_ns)
         return Current(
             number=int(match[1]),
             replicate=int(match[2]),
-            since_s=max(0.0, time.time() - began),
+            since_s=max(0.0, time.time() - began_ns / 1e9),
             probes=tuple(probe.name.removesuffix(".jsonl.gz") for probe in probes),
-            log_line=_last_line(log) if log.is_file() else "",
+            log_line=_last_line(path / "server.log"),
         )
 
     def _alive(self) -> bool | None:
@@ -88,8 +93,18 @@ class Watcher:
         return running(run.tuner) is not None if run.machine == machine() else None
 
 
+def _changed_ns(path: Path) -> int | None:
+    """None where it is not there any more: the study that is watched moves and replaces its files meanwhile."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns
+    return None
+
+
 def _last_line(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").strip().splitlines()
+    """As a terminal may show it; empty while there is none."""
+    tail = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+        tail = file.read()
+    lines = plain(tail.decode(errors="replace")).strip().splitlines()
     return lines[-1].strip() if lines else ""

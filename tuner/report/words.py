@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
+from collections.abc import Iterable
 
 from tuner.export import Rate
-from tuner.records import Config, Estimate, KnobValue, Limit, StepKind, TrialRecord
+from tuner.records import Config, Estimate, KnobValue, Limit, Probe, StepKind, TrialRecord
+
+_DIGITS = re.compile(r"\d[\d.,]*")
+
+
+def all_probes(record: TrialRecord) -> tuple[Probe, ...]:
+    """Every probe of a trial, those of its capacities too."""
+    return (*record.probes, *(probe for capacity in record.capacities.values() for probe in capacity.probes))
 
 
 def value_text(value: KnobValue | None) -> str:
@@ -42,6 +52,23 @@ def change_text(record: TrialRecord, baseline: Config) -> str:
 def limit_text(limit: Limit) -> str:
     at = "max" if limit.percentile == 100 else f"P{limit.percentile:g}"
     return f"{limit.metric.upper()} {at} ≤ {limit.limit_s * 1000:g} ms"
+
+
+def probe_notes(records: Iterable[TrialRecord]) -> tuple[str, ...]:
+    """What was odd about scored probes: one line a workload and kind of note (they differ in their numbers)."""
+    examples: dict[tuple[str, str], str] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        for probe in all_probes(record):
+            for note in (*probe.notes, *probe.validity.notes) if probe.classes else ():
+                key = probe.workload, _DIGITS.sub("", note.partition(":")[0])
+                examples.setdefault(key, note)
+                counts[key] += 1
+    return tuple(
+        f"{workload}: {note}"
+        + (f" (and alike in {counts[workload, kind] - 1} other probes)" * (counts[workload, kind] > 1))
+        for (workload, kind), note in examples.items()
+    )
 
 
 def number(value: float) -> str:

@@ -85,6 +85,11 @@ def windows_of(record: TrialRecord) -> dict[str, list[Probe]]:
     return found
 
 
+def window_values(record: TrialRecord, workload: str, objective: str) -> tuple[float, ...]:
+    """The value of each window by itself."""
+    return tuple(_value([window], objective) for window in windows_of(record).get(workload, ()))
+
+
 def _value(windows: Sequence[Probe], objective: str) -> float:
     if objective == Objective.LATENCY:
         return 1.0 / (1.0 + max(-0.999, min(WORST_EXCESS, _margin(windows))))

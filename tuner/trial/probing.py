@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from tuner.workload import PROBE_TEXT, Plan, Vocabulary, Workload, plan, resolve
 
 _RAMP_SHARE = 1.5  # an answer under load takes longer than in the warm-up
 _SATURATED = 0.9
+_CLOSED_ROUNDS = 5  # requests of each slot of a closed loop, at least: its last ones run beside empty slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,9 @@ class Probing:
     ) -> Probe:
         ramp_s = self.ramp_s(workload)
         self._tell("probe", workload, rate_rps, f"{purpose}, {window_s:.0f} s after a ramp of {ramp_s:.1f} s")
-        planned = self._plan(self.classes[workload], rate_rps, ramp_s + window_s, seed, min_requests=1)
+        slots = self.classes[workload].arrivals.concurrency or 0
+        least = max(1, _CLOSED_ROUNDS * slots)
+        planned = self._plan(self.classes[workload], rate_rps, ramp_s + window_s, seed, min_requests=least)
         load = self._send(self.classes[workload], planned, workers=workers)
         window = _window(self.classes[workload], planned, load.result, ramp_s, window_s)
         slos = self.slos(workload)
@@ -163,7 +167,8 @@ class Probing:
         if not validity.valid:
             outcome = Outcome.INVALID
             classes = {name: replace(metrics, outcome=outcome) for name, metrics in classes.items()}
-        rejected = (f"{len(planned.rejected)} requests left out: {planned.rejected[0]}",) if planned.rejected else ()
+        gone, whole = len(planned.rejected), len(planned.rejected) + len(planned.requests)
+        rejected = (f"{gone} of {whole} requests left out: {planned.rejected[0]}",) if gone else ()
         probe = Probe(
             workload=workload,
             rate_rps=rate_rps,
@@ -328,14 +333,20 @@ class Probing:
 def _window(
     workload: Workload, planned: Plan, result: LoadResult, ramp_s: float, window_s: float
 ) -> tuple[float, float]:
-    """The scored part. A closed loop, or a trace that is shorter than the probe, ends with its last request."""
-    last_s = max(request.scheduled_s for request in result.requests)
+    """The scored part.
+
+    A closed loop ends with its last answer, so that the goodput counts every one in the time that all of them took; a
+    trace that is shorter than the probe ends with its last request.
+    """
     trace = workload.trace if workload.arrivals.process == "trace" else None
-    exhausted = trace is not None and len(planned.requests) + len(planned.rejected) == len(trace.rows)
-    if planned.concurrency or exhausted:
-        end_s = min(ramp_s + window_s, last_s)
-        return (ramp_s, end_s) if end_s > 2 * ramp_s else (0.0, max(last_s, 1e-3))
-    return ramp_s, ramp_s + window_s
+    if planned.concurrency:
+        end_s = max(request.end_s for request in result.requests)
+    elif trace is not None and len(planned.requests) + len(planned.rejected) == len(trace.rows):
+        end_s = min(ramp_s + window_s, max(request.scheduled_s for request in result.requests))
+    else:
+        return ramp_s, ramp_s + window_s
+    end_s = max(math.nextafter(end_s, math.inf), 1e-3)  # the last one is scored too
+    return (ramp_s, end_s) if end_s > 2 * ramp_s else (0.0, end_s)
 
 
 def _server_evidence(whole: TelemetrySummary) -> ServerEvidence:

@@ -17,6 +17,7 @@ from tuner.workload.traces import BLOCK_TOKENS, Trace, TraceRow, estimated_token
 from tuner.workload.vocabulary import Vocabulary
 
 _PREFIX_INDEX = MAX_INDEX  # no request has it
+_CACHE_GRAIN = 16  # tokens of a prefix that vLLM shares or not, by default
 _GIVE_UP = 2000  # candidates refused in a row before a class counts as too long for the model
 
 Draw = Callable[[int], PlannedRequest]
@@ -172,32 +173,41 @@ def _replay(
 
 
 def _with_shared_blocks(requests: list[PlannedRequest], classes: Mapping[str, Workload]) -> tuple[PlannedRequest, ...]:
-    """Where a trace says what is shared: for each request the leading blocks that another one of the plan has too."""
-    named = {
-        name for name, workload in classes.items() if workload.trace and any(row.blocks for row in workload.trace.rows)
-    }
-    numbers: dict[tuple[int, tuple[int, ...] | str], int] = {}  # a block after another one -> its number
+    """Where a trace brings its prompts: for each request the leading blocks that another one of the plan has too.
+
+    Known are token ids, and the blocks of a trace that names them; texts are, once the server has made ids of them.
+    """
+    grains = {name: grain for name, workload in classes.items() if (grain := _grain(workload.trace))}
+    numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # a block after another one -> its number
     uses: dict[int, int] = {}
     chains: dict[int, list[int]] = {}
     for request in requests:
-        if request.class_name in named:
+        grain = grains.get(request.class_name, 0)
+        if grain and not isinstance(request.prompt, str):
             chain = chains[request.index] = [-1]
-            for start in range(0, len(request.prompt), BLOCK_TOKENS):
-                key = chain[-1], request.prompt[start : start + BLOCK_TOKENS]
+            for start in range(0, len(request.prompt), grain):
+                key = chain[-1], request.prompt[start : start + grain]
                 number = numbers.setdefault(key, len(numbers))
                 uses[number] = uses.get(number, 0) + 1
                 chain.append(number)
     return tuple(
-        replace(request, shared_prefix_tokens=_shared(request, chains[request.index][1:], uses))
+        replace(request, shared_prefix_tokens=_shared(request, chains[request.index][1:], uses, grains))
         if request.index in chains
         else request
         for request in requests
     )
 
 
-def _shared(request: PlannedRequest, chain: list[int], uses: Mapping[int, int]) -> int:
+def _grain(trace: Trace | None) -> int:
+    """Tokens of a block; 0 where the trace brings only lengths."""
+    if trace is None or all(row.blocks is None and row.tokens is None for row in trace.rows):
+        return 0
+    return BLOCK_TOKENS if any(row.blocks for row in trace.rows) else _CACHE_GRAIN
+
+
+def _shared(request: PlannedRequest, chain: list[int], uses: Mapping[int, int], grains: Mapping[str, int]) -> int:
     shared = sum(1 for _ in itertools.takewhile(lambda number: uses[number] > 1, chain))
-    return min(shared * BLOCK_TOKENS, len(request.prompt))
+    return min(shared * grains[request.class_name], len(request.prompt))
 
 
 def _salt(workload: Workload, within: str = "") -> str:
