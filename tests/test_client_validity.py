@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from tests.refserver.reference import ReferenceServer
 from tests.test_client import ROOT, requests_at
+from tuner.cli.bench_url import Endpoint, _evidence
 from tuner.client import run_load
 from tuner.records import ClientEvidence, Limit, LoadResult, Metric, RequestResult, RequestStatus, Validity
 from tuner.validity import ServerEvidence, allowed_lag_s, judge_validity, typical_peak_concurrency
@@ -201,3 +204,45 @@ def test_a_starved_client_is_found_out() -> None:
     validity = judge_validity(load, offered_rps=300, window=(0, 1), limits=LIMITS)
     assert not validity.valid
     assert any("the client read late: event loop lag P99" in reason for reason in validity.reasons)
+
+
+def metrics_text(requests: int, hits: int) -> str:
+    bounds = {"0.1": 0, "0.25": requests, "+Inf": requests}
+    lines = [f'vllm:time_to_first_token_seconds_bucket{{le="{le}"}} {count}' for le, count in bounds.items()]
+    lines += [f"vllm:time_to_first_token_seconds_count {requests}", f"vllm:time_to_first_token_seconds_sum {requests}"]
+    lines += [f"vllm:prefix_cache_queries_total {100 * requests}", f"vllm:prefix_cache_hits_total {hits}"]
+    return "\n".join(lines) + "\n"
+
+
+def test_two_readings_of_the_metrics_are_the_servers_evidence() -> None:
+    evidence = _evidence(metrics_text(50, 0), metrics_text(250, 5000))
+    assert evidence == ServerEvidence(None, (0.1, 0.25), 200, 20_000, 5_000)
+    assert not judge(server=evidence).valid  # a quarter of the prompts came from the cache
+    foreign = judge(server=_evidence(metrics_text(50, 0), metrics_text(1050, 0)))
+    assert any("it has other traffic" in reason for reason in foreign.reasons)
+    assert _evidence("", metrics_text(50, 0)) is None
+
+
+class _Closing(BaseHTTPRequestHandler):
+    """Keeps a connection open only until the next request on it, which then fails, as after an idle time."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        text = metrics_text(50, 0).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+        self.close_connection = True  # without having said so
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+def test_metrics_are_read_again_from_a_server_that_closes_idle_connections() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Closing) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        endpoint = Endpoint(f"http://127.0.0.1:{server.server_port}")
+        assert endpoint.metrics() == endpoint.metrics() == metrics_text(50, 0)
+        server.shutdown()
