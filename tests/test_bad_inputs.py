@@ -6,6 +6,7 @@ import json
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -289,6 +290,22 @@ def test_a_study_whose_name_is_too_long(command: str, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("tune: ")
+
+
+@pytest.mark.parametrize("command", ["report", "watch", "dashboard", "export"])
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
+def test_a_study_that_may_not_be_read_is_one_line(
+    command: str, error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stat_of(path: Path, **_: object) -> NoReturn:
+        raise type(error)(*error.args, str(path))
+
+    monkeypatch.setattr(Path, "stat", stat_of)
+    assert main([command, str(tmp_path)]) == ExitCode.ENVIRONMENT
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert str(tmp_path) in err
+    assert str(error.strerror) in err
 
 
 def test_a_link_that_leads_nowhere_is_no_folder(

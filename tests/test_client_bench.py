@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.refserver.reference import ReferenceServer
+from tests.simulated_study import shared_study
 from tuner.cli import main
-from tuner.store import read_requests
+from tuner.cli.bench_output import _estimate
+from tuner.cli.bench_own import told
+from tuner.errors import EnvironmentFault
+from tuner.stats import percentile
+from tuner.store import ResultsFolder, read_requests
 
 ROOT = Path(__file__).resolve().parents[1]
 OPEN = ["--rate", "40", "--duration", "1.5", "--input-tokens", "64", "--output-tokens", "8"]
@@ -124,6 +131,18 @@ BAD = {
     ),
     "slo": (["--url", "http://h", *OPEN, "--slo", "/nowhere"], "--slo = '/nowhere': is no file"),
     "out": (["--url", "http://h", *OPEN, "--out", "/nowhere/file"], "a folder that does not exist"),
+    "out is a folder": (["--url", "http://h", *OPEN, "--out", "/tmp"], "--out = '/tmp': is no regular file"),
+    "empty label": (["--url", "http://..com:80", *OPEN], "is no http:// address"),
+    "long label": (["--url", f"http://{'a' * 70}.com", *OPEN], "is no http:// address"),
+    "blank in host": (["--url", "http://127.0.0.1 :80", *OPEN], "is no http:// address"),
+    "beyond ASCII": (["--url", "http://h/sch\u00f6n", *OPEN], "is no http:// address"),
+    "ramp too long": (["--url", "http://h", *OPEN, "--ramp", "1e7"], "--ramp = '1e7': gives more than 10,000,000"),
+    "ramp below 0": (["--url", "http://h", *OPEN, "--ramp", "-1"], "--ramp = '-1': must be 0 or more"),
+    "tokens": (["--url", "http://h", *OPEN[:5], "10000000", *OPEN[6:]], "gives more than 500,000,000 prompt tokens"),
+    "tokens, closed": (
+        ["--url", "http://h", *CLOSED, "--requests", "10000000"],
+        "gives more than 500,000,000 prompt tokens with 10,000,000 requests",
+    ),
     "own config": (["--url", "http://h", *OPEN, "--config", "max-num-seqs=4"], "--config = ['max-num-seqs=4']: has no"),
     "own speed": (["--url", "http://h", *OPEN, "--speed", "quick"], "--speed = 'quick': has no meaning with --url"),
     "length without url": (["--model", "m", *OPEN[4:]], "needs --url"),
@@ -171,6 +190,41 @@ HOSTILE = {
     "surrogate": (b'{"data": [{"id": "\\ud800"}, {"id": "\\u001b[2J"}]}', 2, "It serves \\ud800, \\x1b[2J."),
     "endless": (b" " * 70_000, 3, "did not answer /v1/models within 0 MiB"),
 }
+
+
+def test_an_own_record_in_json_is_json_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """A margin decided by failures is infinite, which only Python's JSON can say."""
+    record = next(record for record in ResultsFolder(shared_study()).trials() if record.capacities)
+    told(replace(record, predicted=math.inf), {}, as_json=True)
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["predicted"] is None
+
+
+def test_what_was_measured_is_told_even_if_it_cannot_be_kept(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, requests: object) -> None:
+        raise EnvironmentFault("the disk is full")
+
+    monkeypatch.setattr("tuner.store.write_requests", full)
+    words = ["--url", server.url, *OPEN, "--ramp", "0.0", "--json", "--out", str(tmp_path / "raw")]
+    assert main(["bench", *words]) == 3
+    assert json.loads(capsys.readouterr().out)["requests"]["failed"] == 0
+
+
+def test_a_prompt_beyond_the_model_is_refused_before_it_is_made(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--rate", "2", "--duration", "1", "--input-tokens", "10000000", "--output-tokens", "8"]
+    began = time.monotonic()
+    assert main(["bench", "--url", server.url, *words]) == 2
+    assert "exceed the model length of 2048" in capsys.readouterr().err
+    assert time.monotonic() - began < 5
+
+
+def test_bounds_of_a_small_sample_are_as_documented() -> None:
+    assert _estimate(percentile([3.0, 4.0], 50.0)) == {"value": 3.0, "low": 0.0, "high": None, "n": 2}
+    text = " ".join((Path(__file__).parents[1] / "docs" / "client.md").read_text().split())
+    assert "too small to bound a percentile, `low` is 0 and `high` is null" in text
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.refserver import faults
 from tests.refserver.faults import FaultServer
 from tuner.client import LoadRequest, run_load
+from tuner.errors import EnvironmentFault
 from tuner.records import RequestResult, RequestStatus
 
 TOKENS = 6
@@ -71,6 +72,7 @@ EXPECTED = {
     "not-http": Expected(S.PROTOCOL_ERROR, 0, 0, "not HTTP"),
     "bad-chunk-size": Expected(S.PROTOCOL_ERROR, 1, 1, "not HTTP"),
     "bad-json": Expected(S.PROTOCOL_ERROR, 1, 1, "{not json}"),
+    "switches-protocol": Expected(S.HTTP_ERROR, 0, 0, "HTTP 101: the server switches to another protocol"),
     "html-in-200": Expected(S.PROTOCOL_ERROR, 0, 0, "not an event stream: <!doctype html>"),
     "json-in-200": Expected(S.PROTOCOL_ERROR, 0, 0, "not an event stream"),
     "bytes-in-200": Expected(S.PROTOCOL_ERROR, 0, 0, "utf-8"),
@@ -156,6 +158,11 @@ def test_a_refused_connection_is_counted_and_not_retried() -> None:
     load = run_load("http://127.0.0.1:9", requests, timeout_s=5, drain_s=5)
     assert Counter(result.status for result in load.requests) == {S.CONNECT_ERROR: 20}
     assert {result.error for result in load.requests} == {"Connection refused"}
+
+
+def test_a_host_that_no_resolver_takes_is_the_environments() -> None:
+    with pytest.raises(EnvironmentFault, match="is no host name"):
+        run_load("http://a..b", [request(0, {})], timeout_s=1, drain_s=1)
 
 
 def test_an_idle_connection_is_used_again_unless_the_answer_forbade_it(server: FaultServer) -> None:

@@ -567,6 +567,20 @@ def test_stored_lines_carry_no_secrets() -> None:
     assert len(shown("x" * 9999)) == 400
 
 
+@pytest.mark.parametrize(
+    ("text", "is_shown"),
+    [
+        ("\x1b[1;31mValueError\x1b[0m: x", "ValueError: x"),
+        ("\x1b]8;;http://evil\x1b\\link\x1b]8;;\x07", "link"),
+        ("\x1b]0;never ended", "0;never ended"),
+        ("a\x00b\x07\x08c\x7f\x9b2Jd\te\r\nf", "abcd e f"),
+        ("\x1bc\x1b(Bplain \u00e9\u4e2d", "plain \u00e9\u4e2d"),
+    ],
+)
+def test_stored_lines_hold_nothing_that_a_terminal_obeys(text: str, is_shown: str) -> None:
+    assert shown(text) == is_shown
+
+
 def test_every_template_of_the_table_fills_from_every_pattern() -> None:
     for row in TABLE:
         for pattern in row.patterns:

@@ -69,6 +69,40 @@ def test_records_are_read_again_only_when_one_has_come(running: ResultsFolder) -
     assert len(watcher.look().report.trials) == len(first.report.trials) + 1
 
 
+def test_files_that_come_and_go_meanwhile_do_not_end_the_watch(
+    running: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (running.root / "trials" / "0098-0").write_text("a stray file")
+    (running.root / "trials" / "0001-0" / "trial.json").rename(running.root / "gone.json")
+    (running.root / "trials" / "0001-0" / "trial.json").symlink_to(running.root / "nowhere")
+    (running.trial_folder(3, 0) / ".trial.json.1.tmp").symlink_to(running.root / "nowhere")
+    watcher = Watcher(running)
+    monkeypatch.setattr(ResultsFolder, "trials", lambda folder: ())
+    view = watcher.look()
+    assert view.current is not None
+    assert view.current.number in (1, 3)
+    (running.trial_folder(3, 0) / "server.log").unlink()
+    real = Path.exists
+    # Whatever is asked for is there at first and gone a moment later.
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "trial.json" or real(path))
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    assert watcher.look().current is not None
+
+
+def test_what_a_terminal_would_obey_does_not_reach_it(
+    running: ResultsFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nasty = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\x9b2K \x00\x08\x1bcend"
+    (running.trial_folder(3, 0) / "server.log").write_text(f"one\n{nasty}\n")
+    failed = next(record for record in running.trials() if record.failure is not None)
+    assert failed.failure is not None
+    running.write_trial(replace(failed, failure=replace(failed.failure, cause=nasty)))
+    assert main(["watch", str(running.root), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("red end") == 2
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+
+
 def test_a_study_that_nobody_works_on_says_so(running: ResultsFolder, capsys: pytest.CaptureFixture[str]) -> None:
     running.run_file.unlink()
     assert main(["watch", str(running.root)]) == 0
@@ -137,3 +171,15 @@ def test_the_dashboard_serves_the_storage(tmp_path: Path) -> None:
 def test_the_dashboard_needs_a_storage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", str(tmp_path)]) == ExitCode.INPUT
     assert "optuna.db" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0 and no more", b"no database at all" * 99])
+def test_the_dashboard_refuses_a_damaged_storage(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ResultsFolder(tmp_path).database.write_bytes(content)
+    assert main(["dashboard", str(tmp_path)]) == ExitCode.INPUT
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "empty or damaged" in err
+    assert ResultsFolder(tmp_path).database.read_bytes() == content

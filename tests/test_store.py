@@ -21,7 +21,7 @@ from tuner.records import (
     TrialState,
 )
 from tuner.store import ResultsFolder, append_line, dumps, loads, write_atomic
-from tuner.store.files import disk_errors
+from tuner.store.files import disk_errors, read_text
 
 
 def request(index: int, status: RequestStatus = RequestStatus.OK) -> RequestResult:
@@ -174,6 +174,17 @@ def test_an_impossible_path_is_one_clear_error(tmp_path: Path, place: str) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be used"):
         write_atomic(tmp_path / place, "x")
+
+
+def test_a_file_that_may_not_be_read_is_not_told_to_be_unwritable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", closed)
+    with pytest.raises(EnvironmentFault, match=r"trial\.json: may not be read"):
+        read_text(tmp_path / "trial.json")
 
 
 def test_deep_nesting_is_one_clear_error() -> None:

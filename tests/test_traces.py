@@ -261,7 +261,7 @@ def test_the_digest_follows_the_content_and_the_window(made: Callable[[str, str]
         ("t.jsonl", '{"prompt": "x", "output_tokens": 1e12}', "line 1", "at most 1e.07"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 1e12, "output_length": 1, "hash_ids": []}', "line 1", "at most"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 9, "output_length": 1e12, "hash_ids": [1]}', "line 1", "at most"),
-        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,999999999,2", "line 2", "0 to 10000000"),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,99999999,2", "line 2", "0 to 10000000"),
         ("t.json", "[1]", "", "must be a mapping"),
         ("t.json", "[{}]", "", "required"),
         ("t.json", "[]", "", "no request"),
@@ -282,16 +282,17 @@ def test_mistakes_are_told_with_their_line(
     assert place in caught.value.where
 
 
-SAID = '{{"from": "{}", "value": {}}}'
-HALF = '"\\ud83d \\ude00"'  # of a character that JSON writes as two escapes side by side
+HALVES = "\\ud83d \\ude00"  # of a character that JSON writes as two escapes side by side
+OWN = '{"prompt": "x", "output_tokens": 1}\n{"prompt": "%s", "output_tokens": 1}'
+ASKED = '[{"conversations": [{"from": "human", "value": "%s"}, {"from": "gpt", "value": "%s"}]}]'
 
 
 @pytest.mark.parametrize(
     ("name", "text", "place"),
     [
-        ("t.jsonl", f'{{"prompt": "x", "output_tokens": 1}}\n{{"prompt": {HALF}, "output_tokens": 1}}', "line 2: prompt"),
-        ("t.json", f'[{{"conversations": [{SAID.format("human", HALF)}, {SAID.format("gpt", 1)}]}}]', "[0].value"),
-        ("t.json", f'[{{"conversations": [{SAID.format("human", 1)}, {SAID.format("gpt", HALF)}]}}]', "[1].value"),
+        ("t.jsonl", OWN % HALVES, "line 2: prompt"),
+        ("t.json", ASKED % (HALVES, "x"), "trace[0].conversations[0].value"),
+        ("t.json", ASKED % ("x", HALVES), "trace[0].conversations[1].value"),
     ],
 )
 def test_half_a_character_is_refused_where_it_stands(
@@ -300,7 +301,7 @@ def test_half_a_character_is_refused_where_it_stands(
     with pytest.raises(InputError, match="half of a character") as caught:
         load_trace(made(name, text))
     assert place in str(caught.value)
-    assert load_trace(made(name, text.replace(" \\ude00", "\\ude00"))).rows[-1].text in ("\U0001f600", "1")
+    assert load_trace(made(name, text.replace(" \\ude00", "\\ude00"))).rows[-1].text in ("\U0001f600", "x")
 
 
 def test_line_separators_inside_a_text_are_part_of_it(made: Callable[[str, str], Path]) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 _STANDARD = "tag:yaml.org,2002:"
 _TAGS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""JSON and YAML can write it, and no file or request can then hold it (it is not UTF-8)."""
+
 _LISTED = 20  # names that a reader can still look through
 
 
@@ -118,6 +122,8 @@ class Node:
             self.fail("must be text", remedy)
         if choices is not None and self.value not in choices:
             self.fail("is none of the choices", suggestion(self.value, choices))
+        if _HALF_CHARACTER.search(self.value):
+            self.fail("holds half of a character (a lone \\ud800 … \\udfff)", "Write the whole one, or remove it.")
         return self.value
 
 
@@ -246,6 +252,21 @@ def digest(value: object) -> str:
     """A short identity of anything that JSON can hold; equal values give equal digests."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def strict_json(document: object) -> str:
+    """JSON that every parser reads, unlike Python's own: numbers without a finite value become null."""
+    return json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
 
 
 def _refuse(path: Path, rule: str, remedy: str) -> NoReturn:

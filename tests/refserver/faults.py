@@ -315,6 +315,12 @@ async def _not_http(write: Write, tokens: int) -> None:
     raise Close
 
 
+@script("switches-protocol")
+async def _switches_protocol(write: Write, tokens: int) -> None:
+    await write(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n")
+    raise Close
+
+
 @script("bad-chunk-size")
 async def _bad_chunk_size(write: Write, tokens: int) -> None:
     await write(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk(text_event(" w")) + b"zz\r\nnonsense")

@@ -98,10 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return int(ExitCode.OK)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        print(f"tune: {_too_long(arguments, error)}", file=sys.stderr)
-        return int(ExitCode.INPUT)
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"tune: {_too_long(arguments, error)}", file=sys.stderr)
+            return int(ExitCode.INPUT)
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"tune: {where}{error.strerror or error}. Check the path, its owner and permissions.", file=sys.stderr)
+        return int(ExitCode.ENVIRONMENT)
     finally:
         for number, handling in previous.items():
             signal.signal(number, handling)

@@ -27,6 +27,10 @@ _URL_ONLY = {
     "output_tokens": "--output-tokens",
 }
 
+_MOST_REQUESTS = 10_000_000
+_MOST_TOKENS = 500_000_000
+"""In all prompts: they are made before anything is sent and take some 15 bytes of memory each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -143,7 +147,7 @@ def read_arguments(arguments: argparse.Namespace) -> Asked:
     for name in unwanted:
         if (value := getattr(arguments, name)) is not None:
             raise refuse(f"--{name}", value, f"does not go with {'an open' if open_loop else 'a closed'} loop", _LOOPS)
-    ramp_s = float(arguments.ramp) if arguments.ramp == "0" else positive("--ramp", arguments.ramp)
+    ramp_s = positive("--ramp", arguments.ramp, or_zero=True)
     if ramp_s and not open_loop:
         raise refuse("--ramp", arguments.ramp, "is for an open loop", "Leave it out.")
     asked = Asked(
@@ -154,7 +158,7 @@ def read_arguments(arguments: argparse.Namespace) -> Asked:
         duration_s=positive("--duration", arguments.duration) if open_loop else 0.0,
         ramp_s=ramp_s,
         concurrency=None if open_loop else whole("--concurrency", arguments.concurrency, at_least=1, at_most=100_000),
-        requests=0 if open_loop else whole("--requests", arguments.requests, at_least=1, at_most=10_000_000),
+        requests=0 if open_loop else whole("--requests", arguments.requests, at_least=1, at_most=_MOST_REQUESTS),
         input_tokens=whole("--input-tokens", arguments.input_tokens, at_least=1, at_most=10_000_000),
         output_tokens=whole("--output-tokens", arguments.output_tokens, at_least=1, at_most=10_000_000),
         timeout_s=positive("--timeout", arguments.timeout),
@@ -167,14 +171,21 @@ def read_arguments(arguments: argparse.Namespace) -> Asked:
     )
     if asked.timeout_s > MAX_TIMEOUT_S:
         raise refuse("--timeout", arguments.timeout, f"must not exceed {MAX_TIMEOUT_S:g}", "Choose less.")
-    if open_loop and asked.rate_rps * asked.duration_s > 10_000_000:
-        raise refuse("--duration", arguments.duration, "gives more than 10,000,000 requests", "Choose less.")
+    requests = asked.rate_rps * (asked.ramp_s + asked.duration_s) if open_loop else asked.requests
+    if requests > _MOST_REQUESTS:
+        longer = ("--ramp", arguments.ramp) if asked.ramp_s > asked.duration_s else ("--duration", arguments.duration)
+        raise refuse(*longer, f"gives more than {_MOST_REQUESTS:,} requests", "Choose less.")
+    if max(requests, 1) * asked.input_tokens > _MOST_TOKENS:
+        rule = f"gives more than {_MOST_TOKENS:,} prompt tokens with {max(requests, 1):,.0f} requests"
+        raise refuse("--input-tokens", arguments.input_tokens, rule, "Choose shorter prompts or fewer requests.")
     if open_loop and asked.rate_rps * asked.duration_s < 1:
         rule = f"gives no request to expect at --rate {arguments.rate}"
         remedy = f"Give at least {1 / asked.rate_rps:g} s, or a higher rate."
         raise refuse("--duration", arguments.duration, rule, remedy)
     if asked.out is not None and not asked.out.parent.is_dir():
         raise refuse("--out", arguments.out, "lies in a folder that does not exist", "Create the folder first.")
+    if asked.out is not None and asked.out.exists() and not asked.out.is_file():
+        raise refuse("--out", arguments.out, "is no regular file", "Name a file for the raw requests.")
     return asked
 
 
@@ -184,6 +195,9 @@ def _url(text: str) -> str:
         known = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0 and not parts.query
         if parts.username or parts.password:
             raise refuse("--url", "http://***@…", "holds a name or password", "Leave them out.")
+        # What neither a request line nor a header takes, and labels that no resolver does (UnicodeError: ValueError).
+        known = known and text.isascii() and text.isprintable() and " " not in text
+        (parts.hostname or "").encode("idna")
     except ValueError:
         known = False
     if not known:

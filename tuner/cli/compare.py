@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.asked import chosen_gpus
-from tuner.cli.options import existing_file, positive, refuse, strict_json, whole
+from tuner.cli.options import existing_file, positive, refuse, whole
+from tuner.documents import strict_json
 from tuner.errors import EnvironmentFault, ExitCode
 from tuner.records import SPEED_NAMES
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import sqlite3
 import threading
 import webbrowser
 from pathlib import Path
@@ -32,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     database = ResultsFolder(Path(arguments.study)).database
     if not database.is_file():
         raise refuse("STUDY", arguments.study, "holds no optuna.db", "Name the folder of a study that has run.")
+    _check(database, arguments.study)
     if importlib.util.find_spec("optuna_dashboard") is None:
         raise EnvironmentFault("optuna-dashboard is not installed: `pip install 'vllm-tune[dashboard]'`.")
     from optuna_dashboard import run_server
@@ -45,3 +48,16 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise EnvironmentFault(f"port {port} on 127.0.0.1: {error.strerror}. Name another one by --port.") from error
     return int(ExitCode.OK)
+
+
+def _check(database: Path, study: str) -> None:
+    """InputError for a file in which Optuna would find no study; it is only read."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            (answer,) = connection.execute("PRAGMA quick_check").fetchone()
+            connection.execute("SELECT 1 FROM studies, trials, version_info LIMIT 1")
+    except sqlite3.Error as error:
+        answer = str(error)
+    if answer != "ok":
+        rule = f"holds an optuna.db that is empty or damaged ({answer})"
+        raise refuse("STUDY", study, rule, "`tune run --resume STUDY` makes it anew from the trial records.")

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.options import existing_file, refuse, strict_json
+from tuner.cli.options import existing_file, refuse
+from tuner.documents import strict_json
 from tuner.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from pathlib import Path
@@ -44,14 +43,15 @@ def whole(field: str, text: str, *, at_least: int, at_most: int) -> int:
     return value
 
 
-def positive(field: str, text: str) -> float:
-    """A finite number above zero; InputError otherwise."""
+def positive(field: str, text: str, *, or_zero: bool = False) -> float:
+    """A finite number above zero, or zero itself where that is asked for; InputError otherwise."""
+    remedy = f"Give a number {'of 0 or more' if or_zero else 'above 0'}."
     try:
         value = float(text)
     except ValueError:
-        raise refuse(field, text, "must be a number", "Give a number above 0.") from None
-    if not math.isfinite(value) or value <= 0:
-        raise refuse(field, text, "must be above 0 and finite", "Give a number above 0.")
+        raise refuse(field, text, "must be a number", remedy) from None
+    if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
+        raise refuse(field, text, f"must be {'0 or more' if or_zero else 'above 0'} and finite", remedy)
     return value
 
 
@@ -133,18 +133,3 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="the result as JSON on standard output; progress on standard error"
     )
-
-
-def strict_json(document: object) -> str:
-    """JSON that every parser reads: numbers without a finite value become null."""
-    return json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

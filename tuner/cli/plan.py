@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from tuner.cli.asked import asked_of, chosen_gpus, objective_of
 from tuner.cli.live import seconds
-from tuner.cli.options import add_study_arguments, strict_json
+from tuner.cli.options import add_study_arguments
+from tuner.documents import strict_json
 
 if TYPE_CHECKING:
     from tuner.records import Config, StudyDefinition

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tuner.cli.asked import asked_of, budget_of, chosen_gpus, objective_of
-from tuner.cli.options import add_study_arguments, refuse, strict_json
+from tuner.cli.options import add_study_arguments, refuse
+from tuner.documents import strict_json
 from tuner.errors import EnvironmentFault, ExitCode, InputError, Interrupted
 
 if TYPE_CHECKING:

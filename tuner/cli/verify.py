@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tuner.cli.asked import chosen_gpus
 from tuner.cli.compare import add_measuring_arguments, new_folder, seed_of, workloads_of
-from tuner.cli.options import existing_file, positive, refuse, strict_json, whole
+from tuner.cli.options import existing_file, positive, refuse, whole
+from tuner.documents import strict_json
 from tuner.errors import ExitCode
 
 if TYPE_CHECKING:

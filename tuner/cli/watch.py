@@ -85,9 +85,10 @@ def _lines(watcher: Watcher, interval_s: float) -> None:
 def line(row: TrialRow) -> str:
     """One ended trial on one line."""
     from tuner.cli.live import seconds
+    from tuner.failures import plain
     from tuner.report.words import ratio
 
-    told = row.failure or (f"{ratio(row.objective)} the baseline" if row.objective else row.state)
+    told = plain(row.failure) or (f"{ratio(row.objective)} the baseline" if row.objective else row.state)
     name = f"trial {row.ref.number}.{row.ref.replicate}"
     return f"{name}  {row.change}  {row.state}: {told}  [{seconds(row.duration_s)}]"
 
@@ -99,6 +100,7 @@ def shown(view: View) -> RenderableType:
     from rich.text import Text
 
     from tuner.cli.live import seconds
+    from tuner.failures import plain
     from tuner.report.words import ratio
 
     report = view.report
@@ -115,7 +117,7 @@ def shown(view: View) -> RenderableType:
     hidden = len(report.trials) - TRIALS_SHOWN
     for row in report.trials[-TRIALS_SHOWN:]:
         best = row.ref.number == report.winner
-        outcome = row.failure or row.state
+        outcome = plain(row.failure) or row.state
         name = f"{row.ref.number}.{row.ref.replicate}"
         style = "green" if best else "red" if row.failure else ""
         # Text, not markup: what a log says may look like markup.

@@ -162,6 +162,11 @@ class Connection(asyncio.Protocol):
                 self.reusable = False  # the answer was complete; what follows it is none of its business
             else:
                 answer.fail("protocol-error", f"not HTTP: {error}")
+        except httptools.HttpParserUpgrade:
+            if self.over:
+                self.reusable = False
+            else:
+                answer.fail("http-error", "HTTP 101: the server switches to another protocol")
         if answer.status:
             self._end()
 

@@ -150,6 +150,8 @@ def _resolve(host: str, port: int) -> tuple[int, tuple[object, ...]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise EnvironmentFault(f"{host}: {error.strerror or error}; check the host name of the server.") from error
+    except UnicodeError as error:  # the name cannot even be asked for
+        raise EnvironmentFault(f"{host}: is no host name ({error}); check the address of the server.") from error
     for family, kind, protocol, _, address in found if len(found) > 1 else []:
         with socket.socket(family, kind, protocol) as trial:
             trial.settimeout(_CONNECT_S)

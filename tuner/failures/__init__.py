@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tuner.failures.classify import TABLE, classify
 from tuner.failures.degraded import not_honoured
-from tuner.failures.log import was_ready
+from tuner.failures.log import plain, was_ready
 from tuner.failures.rule import FailureFacts, Rule
 
-__all__ = ["TABLE", "FailureFacts", "Rule", "classify", "not_honoured", "was_ready"]
+__all__ = ["TABLE", "FailureFacts", "Rule", "classify", "not_honoured", "plain", "was_ready"]

@@ -18,6 +18,16 @@ MAX_LINE = 2000
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|ESC\[[0-9;]*m")
 
+_CONTROL = re.compile(
+    r"""
+      \x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)   # strings that a terminal takes: titles, links, clipboard
+    | (?:\x1b\[|\x9b)[0-?]*[\x20-/]*[@-~]          # colours, moves of the cursor
+    | \x1b[\x20-/]*[0-~]                            # the other sequences of ECMA-48
+    | [\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]
+    """,
+    re.VERBOSE,
+)
+
 _PREFIX = re.compile(
     r"""
       \(\s?(?P<tag>[A-Za-z_][\w:.\- ]{0,60}?\s(?:pid|rank)=\d+[^)\n]{0,60})\)\ ?         # (EngineCore_DP0 pid=7)
@@ -161,9 +171,14 @@ def was_ready(text: str) -> bool:
     return any(marker in text for marker in _READY)
 
 
+def plain(text: str) -> str:
+    """The text without escape sequences and control characters; line ends and tabs stay."""
+    return _CONTROL.sub("", text)
+
+
 def shown(text: str, width: int = 400) -> str:
-    """A line as it may be stored and printed: trimmed, shortened, without secrets."""
-    text = _SECRET.sub("***", " ".join(text.split()))
+    """A line as it may be stored and printed: trimmed, shortened, without secrets and without what a terminal obeys."""
+    text = _SECRET.sub("***", " ".join(plain(text).split()))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

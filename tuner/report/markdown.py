@@ -36,7 +36,7 @@ def markdown(report: Report, *, base: str = "") -> str:
         _environment(report),
         _records(report, base),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return plain("\n\n".join(section for section in sections if section)) + "\n"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -61,7 +61,7 @@ def table(name: str, report: Report, trials: Sequence[TrialRecord], folder: Resu
         rows = [row for record in trials for row in request_rows(record, folder)]
     frame = pd.DataFrame(rows)
     # Also where there is no row, or none with scores: a reader finds every column that is always meant to be there.
-    frame = frame.reindex(columns=[*dict.fromkeys((*frame.columns, *COLUMNS[name]))])
+    frame = frame.reindex(columns=[*dict.fromkeys((*COLUMNS[name], *frame.columns))])
     for column in frame.columns:
         if column.startswith("knob.") and len({type(value) for value in frame[column].dropna()}) > 1:
             # A knob that takes `auto` as well as numbers: a column of Parquet has one type.

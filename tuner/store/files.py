@@ -84,8 +84,13 @@ def append_line(path: Path, line: str) -> None:
 
 def read_text(path: Path) -> str:
     """The file's text; undecodable bytes are shown, not fatal (server logs hold anything)."""
-    with disk_errors(path):
-        return path.read_text(encoding="utf-8", errors="replace")
+    try:
+        with disk_errors(path):
+            return path.read_text(encoding="utf-8", errors="replace")
+    except EnvironmentFault as fault:
+        if isinstance(fault.__cause__, PermissionError):
+            raise EnvironmentFault(f"{path}: may not be read. Check its owner and permissions.") from fault
+        raise
 
 
 def _ends_with_newline(path: Path) -> bool:

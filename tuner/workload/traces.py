@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.documents import Node, digest, read_text, suggestion
+from tuner.workload.lengths import MAX_LENGTH
 
 FORMATS = ("auto", "jsonl", "sharegpt", "azure", "mooncake", "burstgpt")
 MAX_TRACE_BYTES = 1 << 30
@@ -149,11 +150,11 @@ def _jsonl(text: str, where: str) -> Iterator[TraceRow]:
     for line, node in _json_lines(text, where):
         entries = node.mapping(known, required=("output_tokens",))
         at_s = entries["timestamp"].number() if "timestamp" in entries else None
-        output = entries["output_tokens"].integer(at_least=0)
+        output = entries["output_tokens"].integer(at_least=0, at_most=MAX_LENGTH)
         if ("prompt" in entries) == ("input_tokens" in entries):
             node.child("prompt", None).fail("needs exactly one of `prompt` and `input_tokens`", "Give one of them.")
         if "input_tokens" in entries:
-            yield TraceRow(line, at_s, entries["input_tokens"].integer(at_least=0), output)
+            yield TraceRow(line, at_s, entries["input_tokens"].integer(at_least=0, at_most=MAX_LENGTH), output)
         elif isinstance(entries["prompt"].value, list):
             tokens = tuple(item.integer(at_least=0) for item in entries["prompt"].items())
             yield TraceRow(line, at_s, len(tokens), output, tokens=tokens)
@@ -165,7 +166,7 @@ def _mooncake(text: str, where: str) -> Iterator[TraceRow]:
     numbers: dict[int, int] = {}  # hash id -> order of first appearance
     for line, node in _json_lines(text, where):
         entries = node.mapping(required=("timestamp", "input_length", "output_length", "hash_ids"))
-        length = entries["input_length"].integer(at_least=0)
+        length = entries["input_length"].integer(at_least=0, at_most=MAX_LENGTH)
         ids = [item.integer() for item in entries["hash_ids"].items()]
         expected = math.ceil(length / BLOCK_TOKENS)
         if len(ids) != expected:
@@ -173,7 +174,8 @@ def _mooncake(text: str, where: str) -> Iterator[TraceRow]:
             entries["hash_ids"].fail(rule, "Give one id for each block of 512 tokens.")
         blocks = tuple(numbers.setdefault(item, len(numbers)) for item in ids)
         at_s = entries["timestamp"].number() / 1000.0
-        yield TraceRow(line, at_s, length, entries["output_length"].integer(at_least=0), blocks=blocks)
+        output = entries["output_length"].integer(at_least=0, at_most=MAX_LENGTH)
+        yield TraceRow(line, at_s, length, output, blocks=blocks)
 
 
 def _sharegpt(text: str, where: str) -> Iterator[TraceRow]:
@@ -188,19 +190,24 @@ def _sharegpt(text: str, where: str) -> Iterator[TraceRow]:
         if turns is None:
             node.child("conversations", None).fail("this key is required", "Give the turns of the conversation.")
         spoken = [_turn(turn) for turn in turns.items()]
-        question = next((said for who, said in spoken if who in ("human", "user")), "")
-        answer = next((said for who, said in spoken if who in ("gpt", "assistant", "chatgpt", "bing", "bard")), "")
-        if question.strip() and answer.strip():
-            yield TraceRow(position, None, 0, estimated_tokens(answer), text=question, response=answer)
+        question = next((said for who, said in spoken if who in ("human", "user")), None)
+        answer = next((said for who, said in spoken if who in ("gpt", "assistant", "chatgpt", "bing", "bard")), None)
+        if question is not None and answer is not None and _spoken(question) and _spoken(answer):
+            asked, answered = question.text(), answer.text()
+            yield TraceRow(position, None, 0, estimated_tokens(answered), text=asked, response=answered)
 
 
-def _turn(node: Node) -> tuple[str, str]:
+def _spoken(node: Node) -> bool:
+    return bool(str(node.value or "").strip())
+
+
+def _turn(node: Node) -> tuple[str, Node]:
     entries = node.mapping()
     who = entries.get("from") or entries.get("role")
     said = entries.get("value") or entries.get("content")
     if who is None or said is None:
         node.fail("needs `from` and `value`", "Write each turn as {from: human, value: …}.")
-    return str(who.value), str(said.value or "")
+    return str(who.value), said
 
 
 def _csv_rows(text: str, where: str, columns: Sequence[str]) -> Iterator[tuple[str, int, list[str]]]:
@@ -246,8 +253,8 @@ def _burstgpt(text: str, where: str) -> Iterator[TraceRow]:
 
 
 def _count(text: str, place: str, column: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        Node(text, place, column).fail("is not a number of tokens", "Write a whole number from 0.")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= MAX_LENGTH):
+        Node(text, place, column).fail("is not a number of tokens", f"Write a whole number from 0 to {MAX_LENGTH}.")
     return int(text)
 
 
