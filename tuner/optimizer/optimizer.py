@@ -249,7 +249,7 @@ class Optimizer:
         fallback = next((point for point in points if policy.allowed(point)), None)
         if fallback is None:
             return None
-        sampler.free(policy.allowed, policy.scores, fallback)
+        sampler.free(policy.allowed, policy.hopes, fallback)
         number = self._number()
         trial = self._study.ask(distributions(tracks))
         point = point_of(tracks, trial.params)

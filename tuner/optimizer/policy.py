@@ -34,6 +34,7 @@ class Settings:
     screen: float = 0.03  # predicted loss, as a logarithm, at which a candidate is dropped
     advice_gain: float = 0.05  # expected from a step in the direction of a diagnosis that is sure
     least: float = 0.001  # expected improvement below which free steps are tried
+    optimism: float = 2.0  # standard deviations above the expectation that a free step hopes for
     looks: int = 4  # measurements of one configuration in the search, at most
     bearable: float = 0.05  # loss of a step, in log objective, up to which its new bottleneck is worth a try
     leaps: tuple[int, ...] = (1, 2, 4)  # notches against that bottleneck
@@ -231,6 +232,14 @@ class Policy:
         known = list(dict.fromkeys(entry.effective or entry.point for entry in self._kept))
         return [float(value) for value in surface.learning(points, gain, known, self._knowledge.noise_of_one**2)]
 
+    def hopes(self, points: Sequence[Point]) -> list[float]:
+        """What each point may turn out to be, as a log objective: the upper end of what the measurements leave open.
+
+        An upper confidence bound keeps looking where little is known (Srinivas et al. (2010), ICML, 1015).
+        """
+        mean, sd = self._knowledge.surface.predict(points)
+        return [float(value) for value in mean + self.settings.optimism * sd]
+
     def outlook(self, point: Point) -> str:
         """What the measurements so far expect of a point against the incumbent, in words."""
         mean, sd = self._knowledge.surface.predict([point])
@@ -367,13 +376,19 @@ class Policy:
         Also what one screening has dropped: a single probe is much noisier than a measurement.
         """
         replicates = _replicates(self.entries)
-        for point in dict.fromkeys(entry.point for entry in self._kept if entry.measured):
-            if len(replicates[point]) < self.settings.looks:
-                yield Candidate(point, StepKind.CONFIRM, f"measured {len(replicates[point])}×; once more")
         broken = {entry.point for entry in self.crashes}
+        looks = {
+            point: f"measured {len(replicates[point])}×; once more"
+            for point in dict.fromkeys(entry.point for entry in self._kept if entry.measured)
+            if len(replicates[point]) < self.settings.looks
+        }
         for entry in self.entries:
             if entry.state is TrialState.SCREENED and entry.point not in replicates and entry.point not in broken:
-                yield Candidate(entry.point, StepKind.CONFIRM, "was dropped by its screening; in full this time")
+                looks[entry.point] = "was dropped by its screening; in full this time"
+        least = self._knowledge.expected(self.best) if self.best is not None else -math.inf
+        for (point, why), hope in zip(looks.items(), self.hopes(list(looks)), strict=True):
+            if hope >= least:
+                yield Candidate(point, StepKind.CONFIRM, why)
 
     def _combinations(self) -> Iterator[Candidate]:
         """Every knob whose own step from the incumbent is expected to gain, in one configuration."""

@@ -12,8 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.optimizer.tracks import Point, Track, Tracks
 
-TRIES, CHOICES = 16, 8
-"""Draws of TPE for one free step, and how many acceptable ones are compared."""
+TRIES, CHOICES = 32, 16
+"""Draws for one free step, and how many acceptable ones are compared. Every other draw is uniform, because TPE stays
+where good ones were found."""
 
 
 class StepSampler(BaseSampler):
@@ -66,9 +67,9 @@ class StepSampler(BaseSampler):
         tpe = TPESampler(seed=seed, constant_liar=False, n_startup_trials=8)
         uniform = RandomSampler(seed=seed + 1)
         found: list[Point] = []
-        for _ in range(TRIES):
-            drawn = tpe.sample_relative(study, trial, search_space)
-            if not drawn:  # fewer finished trials than TPE starts with
+        for number in range(TRIES):
+            drawn = tpe.sample_relative(study, trial, search_space) if number % 2 == 0 else {}
+            if not drawn:  # also where TPE has fewer finished trials than it starts with
                 drawn = {n: uniform.sample_independent(study, trial, n, d) for n, d in search_space.items()}
             point = point_of(self._tracks, drawn)
             if point not in found and self._acceptable(point):

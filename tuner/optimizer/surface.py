@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 OFFSET = 0.05
 """Prior spread of what all values share: the luck of the baseline that they are divided by."""
-LENGTH = 0.45
+LENGTH = 0.5
 """Correlation length of an effect, as a share of its track."""
 PAIR = 0.02
 """Prior spread of the luck of one configuration with the requests of the study, which no second look averages."""
@@ -140,15 +140,17 @@ class Surface:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _correlations(self, one: Array, other: Array) -> Array:
-        """Correlation of each effect between two sets of points: Matérn 3/2, or equality for names.
+        """Correlation of each effect between two sets of points: Matérn 1/2, or equality for names.
+
+        The roughest of its family: a knob's effect has cliffs and plateaus, and a smooth one is misled by them.
 
         Then the joint effect's, and whether the points are the same.
         """
         found = []
         for i, track in enumerate(self._tracks):
             if track.ordered:
-                distance = np.abs(one[:, i][:, None] - other[:, i][None]) / (len(track.values) - 1) / LENGTH
-                found.append((1 + math.sqrt(3) * distance) * np.exp(-math.sqrt(3) * distance))
+                distance = np.abs(one[:, i][:, None] - other[:, i][None]) / (len(track.values) - 1)
+                found.append(np.exp(-distance / LENGTH))
             else:
                 found.append((one[:, i][:, None] == other[:, i][None]).astype(np.float64))
         parts = [np.prod(np.stack([found[i] for i in group]), axis=0) for group in self._groups]
