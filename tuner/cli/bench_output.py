@@ -108,10 +108,8 @@ def as_table(probe: Probe, *, url: str, model: str, slo: ClassSlo, asked: Mappin
     for outcome in metrics.limits:
         name = f"{outcome.limit.metric.value} p{outcome.limit.percentile:g}"
         observed = f"{_observed(outcome.observed_s)}, {_share(outcome.share_within)} within"
-        undefined = "not defined for any of these requests"
-        lines.append(
-            f"limit     {name} ≤ {outcome.limit.limit_s * 1e3:g} ms: {observed if outcome.share_within.n else undefined}"
-        )
+        told = observed if outcome.share_within.n else "not defined for any of these requests"
+        lines.append(f"limit     {name} ≤ {outcome.limit.limit_s * 1e3:g} ms: {told}")
     if slo.limits:
         lines.append(
             f"SLO       {_outcome(probe, slo)}: {_share(metrics.attainment)} of the requests kept every limit,"
