@@ -29,6 +29,7 @@ from tuner.records import Bound, Estimate, Slo, TrialRecord, TrialState
 from tuner.serve_args import ServeFlags, parse_argv, parse_help
 from tuner.slo import parse_slo
 from tuner.store import ResultsFolder, dumps
+from tuner.study import refuse_secrets
 from tuner.study.result import StudyFile, read_study
 
 HOSTILE = "org/mo'del $(touch /tmp/x) %h\"#"
@@ -39,6 +40,9 @@ VARIABLES = {
     "VLLM_API_KEY": "secret-word",
     "HF_TOKEN": "secret-word",
     "NCCL_DEBUG": "$HOME 100%",
+    "VLLM_TUNE_LOCKS": "/locks",
+    "VLLM_SIM_TIME_SCALE": "0.05",
+    "VLLM_HTTP_HEADERS": "Authorization: Bearer secret-word",
 }
 
 
@@ -110,6 +114,36 @@ def test_a_flag_whose_value_is_a_secret_is_withheld_and_named(
     assert result.withheld == ("hf-token",)
     assert "--hf-token is not written here" in vllm_yaml(result, flags)
     assert "secret-word" not in json.dumps(document(result))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--model-loader-extra-config", '{"s3_secret_access_key": "secret-word"}'),
+        ("--model-loader-extra-config.s3_secret_access_key", "secret-word"),
+        ("--kv-transfer-config", '{"kv_connector_extra_config": {"auth_token": "secret-word"}}'),
+        ("--kv-transfer-config.kv_connector_extra_config.auth_token", "secret-word"),
+        ("--download-dir", "https://me:secret-word@host/x"),
+    ],
+)
+def test_a_secret_inside_a_flag_is_refused_and_withheld(
+    words: tuple[str, ...],
+    exported: Deployment,
+    study: StudyFile,
+    slo: Slo,
+    trials: list[TrialRecord],
+    flags: ServeFlags,
+    tmp_path: Path,
+) -> None:
+    config = parse_argv(words, flags)
+    with pytest.raises(InputError, match="secret") as caught:
+        refuse_secrets(config, flags)
+    assert "secret-word" not in str(caught.value)
+    fixed = {**study.definition.fixed, **config}
+    result = deployment(replace(study, definition=replace(study.definition, fixed=fixed)), slo, trials, flags)
+    assert result.withheld == (words[0].removeprefix("--").partition(".")[0],)
+    write(result, list(FORMATS), flags, tmp_path)
+    assert all("secret-word" not in path.read_text() for path in tmp_path.iterdir())
 
 
 def test_simulated_results_are_refused_unless_forced(study: StudyFile, slo: Slo, flags: ServeFlags) -> None:
@@ -329,16 +363,66 @@ def test_kubernetes_manifests_are_valid_and_belong_together(exported: Deployment
 
 
 def test_a_model_on_disk_is_mounted_under_its_own_name(exported: Deployment) -> None:
-    local = replace(exported, model="/data/llama 8b", gpus=0)
+    local = replace(exported, model="/data/llama 8b", model_folder="/data/llama 8b", gpus=0)
     service = yaml.safe_load(compose(local))["services"]["vllm"]
     assert service["command"][:3] == ["/models/model", "--served-model-name", "/data/llama 8b"]
-    assert "/data/llama 8b:/models/model:ro" in service["volumes"]
+    assert service["volumes"][1]["source"] == "/data/llama 8b"
     assert "deploy" not in service
     workload = list(yaml.safe_load_all(kubernetes(local)))[1]
     assert {"name": "model", "hostPath": {"path": "/data/llama 8b", "type": "Directory"}} in workload["spec"][
         "template"
     ]["spec"]["volumes"]
     assert image(local) == "vllm/vllm-openai-cpu:v0.32.0"
+
+
+@pytest.mark.parametrize("folder", ["/data/a:b", "/data/$HOME and $$", "/data/${x:-y}", "/data/'\"#"])
+def test_any_folder_can_be_mounted(exported: Deployment, folder: str) -> None:
+    local = replace(exported, model=folder, model_folder=folder)
+    text = compose(local)
+    service = yaml.safe_load(text)["services"]["vllm"]
+    assert service["volumes"][1] == {
+        "type": "bind",
+        "source": folder.replace("$", "$$"),
+        "target": "/models/model",
+        "read_only": True,
+    }
+    compose_spec = pytest.importorskip("compose_spec")
+    assert compose_spec.PyCompose.from_yaml(text).service_names() == ["vllm"]
+
+
+def test_kubernetes_substitutes_nothing(exported: Deployment) -> None:
+    container = list(yaml.safe_load_all(kubernetes(replace(exported, model="a/$(HF_TOKEN)"))))[1]["spec"]["template"][
+        "spec"
+    ]["containers"][0]
+    assert container["args"][0] == "a/$$(HF_TOKEN)"
+    assert {"name": "NCCL_DEBUG", "value": "$$HOME 100%"} in container["env"]
+    values = yaml.safe_load(helm(exported))["servingEngineSpec"]["modelSpec"][0]
+    assert {"name": "NCCL_DEBUG", "value": "$$HOME 100%"} in values["env"]
+
+
+@pytest.mark.parametrize("model", ["models/llama", "./models/llama", "models"])
+def test_a_folder_named_from_here_is_no_hub_name(
+    model: str,
+    study: StudyFile,
+    slo: Slo,
+    trials: list[TrialRecord],
+    flags: ServeFlags,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "models" / "llama").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    here = replace(study, definition=replace(study.definition, model=model))
+    result = deployment(here, slo, trials, flags)
+    folder = str((tmp_path / model).resolve())
+    service = yaml.safe_load(compose(result))["services"]["vllm"]
+    assert service["command"][:3] == ["/models/model", "--served-model-name", model]
+    assert service["volumes"][1]["source"] == folder
+    assert yaml.safe_load(vllm_yaml(result, flags))["model"] == folder
+    assert f"serve {folder} " in shell(result)
+    assert f"serve {folder} " in systemd(result)
+    monkeypatch.chdir(Path(__file__).parent)
+    assert deployment(here, slo, trials, flags).source == model
 
 
 def test_helm_values_say_prefix_caching_outright(exported: Deployment) -> None:

@@ -242,6 +242,35 @@ def test_allocation_errors_name_or_hide_the_neighbour() -> None:
     assert judge(hidden, FailureFacts(idle_free_gib=78.6)).kind == "gpu-not-free"
 
 
+IN_CONTAINER = (
+    "CUDA out of memory. Tried to allocate 19.63 GiB. GPU 3 has a total capacity of 79.15 GiB of which {free} GiB is "
+    "free. {processes}Of the allocated memory {allocated} is allocated by PyTorch, and 1.07 GiB is reserved by PyTorch "
+    "but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "processes", "kind"),
+    [
+        ("56.64 GiB", (61.41,), "oom-start"),  # only we are there, under the host's pid
+        ("9.50 GiB", (9.6,), "oom-start"),
+        ("15.30 GiB", (60.0, 17.2), "gpu-not-free"),  # the smaller one is us
+        ("56.64 GiB", (58.9, 0.5), "oom-start"),  # beside a display server
+        ("0 bytes", (60.0,), "gpu-not-free"),  # we are not even among them
+        ("56.64 GiB", (17.0,), "gpu-not-free"),
+    ],
+)
+def test_in_a_container_our_own_memory_is_not_somebody_elses(
+    allocated: str, processes: tuple[float, ...], kind: str
+) -> None:
+    named = "".join(f"Process {number} has {held} GiB memory in use. " for number, held in enumerate(processes, 78729))
+    text = IN_CONTAINER.format(free=79.15 - sum(processes), processes=named, allocated=allocated)
+    assert judge(at_start(f"torch.OutOfMemoryError: {text}")).kind == kind
+    ready = "INFO:     Application startup complete.\n"
+    under_load = "oom-under-load" if kind == "oom-start" else kind
+    assert judge(f"{ready}{CORE}torch.OutOfMemoryError: {text}").kind == under_load
+
+
 def test_no_room_for_the_cache_is_sized_by_what_was_asked_for() -> None:
     failure = judge(read(LOGS / "a01_kv_none_new.log"), FailureFacts(device_gib=80.0))
     assert failure.violation == pytest.approx(2.14 / 24.0)
@@ -378,6 +407,36 @@ def test_a_refused_request_is_not_the_cause_of_a_later_death() -> None:
     dead = "(APIServer pid=1) ERROR 11-30 12:01:00 [a.py:1] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
     failure = judge(RUNNING + request + dead + "encountered an issue.\n", phase="measure")
     assert failure.verdict is T
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://example.com/cat.jpg",
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        "asyncio.exceptions.TimeoutError",
+        "aiohttp.client_exceptions.ClientConnectorError: Name or service not known",
+        "pydantic_core.ValidationError: Input should be greater than 0 [type=greater_than, input_value=0]",
+        "ModuleNotFoundError: No module named 'librosa'",
+        "ValueError: model does not support bfloat16 images",
+    ],
+)
+@pytest.mark.parametrize("dress", ["(APIServer pid=1) ERROR 09-27 05:21:00 [serving_chat.py:237] ", "ERROR:    ", ""])
+def test_a_failed_request_is_no_failure_of_a_server_that_serves(line: str, dress: str) -> None:
+    report = "INFO 09-27 05:21:02 [loggers.py:123] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "
+    report += "throughput: 50.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs\n"
+    serving = f"INFO:     Application startup complete.\n{dress}{line}\n{report}"
+    assert judge(serving, ALONE, "measure").kind == "started"
+    dead = "(APIServer pid=1) ERROR 11-30 12:01:00 [a.py:1] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
+    assert judge(f"{serving}{dead}encountered an issue.\n", ALONE, "measure").verdict is not H
+    assert judge(f"{dress}{line}\n").kind != "started", "while it starts it is one"
+
+
+@pytest.mark.parametrize("name", ["/psm_ab12", "/dev/shm/x", "sem.mp-1", "/dev/shm/nccl-AbC", "nccl-AbC"])
+def test_full_shared_memory_is_known_by_what_was_written_there(name: str) -> None:
+    line = f"OSError: [Errno 28] No space left on device: '{name}'"
+    assert judge(at_start(line)).kind == "shared-memory-full"
+    assert judge(at_start(line.replace(name, "/models/blobs/semantic"))).kind == "disk-full"
 
 
 # --- unseen texts --------------------------------------------------------------------------------------------------
@@ -565,6 +624,40 @@ def test_stored_lines_carry_no_secrets() -> None:
     assert "hf_abcdefghijkl" not in shown("OSError: bad token hf_abcdefghijkl for model")
     assert shown("Authorization: Bearer abc.def-ghi123456") == "Authorization: Bearer ***"
     assert len(shown("x" * 9999)) == 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://bob:SECRETS3cr3t@mirror.corp",
+        "https://bob:p@SECRETss@mirror.corp/simple",
+        '"api_key": "SECRETabc"',
+        "{'api_key': ['SECRETabc', 'SECRETdef'], 'seed': 1}",
+        "password: SECRET22x",
+        "secret=SECRETVAL1",
+        "AWS_SECRET_ACCESS_KEY=SECRETalrXUt",
+        "nvapi-SECRETefgh12345678",
+        "ghp_SECRET456789abcdef0123456789abcdef0123",
+        "glpat-SECRETefghij",
+        "AKIASECRETODNN7EXAMPLE",
+        "error: unrecognized arguments: --apikey SECRETabc --seed 1",
+        "--api-key=SECRETbcdefgh",
+        "x-api-key: SECRETKEY",
+        'hf_token="SECRET token"',
+        "Authorization: Basic SECRETdXNlcjpw",
+    ],
+)
+def test_no_secret_of_a_log_reaches_a_record(text: str) -> None:
+    failure = judge(at_start(f"ValueError: bad {text}"))
+    assert "SECRET" not in repr(failure).replace("AWS_SECRET", "")
+    assert "***" in failure.cause
+    assert "SECRET" not in judge(f"vllm serve: {text}").explanation.replace("AWS_SECRET", "")
+
+
+def test_what_is_no_secret_stays_readable() -> None:
+    text = "max_num_batched_tokens=2048 pad_token='<pad>' hf_overrides={} tokenizer: qwen hf_token=None"
+    assert shown(text) == text
+    assert shown("/models/sk-large-model-v1") == "/models/sk-large-model-v1"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,37 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path: Path, capsys: pytest.Ca
     assert (document["kind"], document["exit_code"]) == ("kv-cache-none", 1)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+@pytest.mark.parametrize("filler", [0, diagnose.HEAD_BYTES, diagnose.HEAD_BYTES + diagnose.TAIL_BYTES])
+def test_other_encodings_are_read(
+    encoding: str, filler: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = "" if encoding in ("utf-16", "utf-32", "utf-8-sig") else "\ufeff"
+    text = f"{mark}INFO hello\n{'x' * (filler // 2)}\nValueError: No available memory for the cache blocks.\n"
+    path = tmp_path / "log"
+    path.write_bytes(text.encode(encoding))
+    assert run(str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "kv-cache-none"
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "-"])
+def test_what_does_not_end_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnose, "ENDLESS_BYTES", 2**26)
+    with open("/dev/zero", "rb") as zero:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=zero))
+        with pytest.raises(InputError, match="does not end"):
+            run(name)
+
+
+def test_of_a_long_pipe_both_ends_are_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    middle = (b"INFO nothing" + b"." * 1988 + b"\n") * ((diagnose.HEAD_BYTES + 3 * diagnose.TAIL_BYTES) // 2000)
+    whole = b"ValueError: No available memory for the cache blocks.\n" + middle + b"# exit code 1\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(whole)))
+    assert run("-", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["kind"], document["exit_code"]) == ("kv-cache-none", 1)
+
+
 @pytest.mark.parametrize("name", ["missing.log", ".", "bad\0name"])
 def test_a_bad_file_is_an_input_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="FILE"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tuner.failures import FailureFacts, classify
+from tuner import secrecy
+from tuner.failures import TABLE, FailureFacts, classify, configuration, lines, log, running
 from tuner.records import Failure, Verdict
 
 HERE = Path(__file__).parent
@@ -69,3 +73,62 @@ def test_punctuation_does_not_upset_it(text: str) -> None:
 def test_long_lines_and_repeats_are_harmless() -> None:
     for text in ("a" * 2_000_000, "(" * 200_000, "ERROR 11-30 12:00:00 [x.py:1] " * 20_000, "x = [" + "1, " * 300_000):
         sound(classify(text, exit_code=1, phase="launch", facts=FailureFacts()))
+
+
+PATTERNS = sorted(
+    {pattern for row in (*TABLE, *running.DEGRADED) for pattern in row.patterns}
+    | {
+        value
+        for room in (configuration, lines, log, running, secrecy)
+        for value in vars(room).values()
+        if isinstance(value, re.Pattern)
+    },
+    key=lambda pattern: pattern.pattern,
+)
+UNITS = (
+    "a",
+    "0f",
+    "a-b_",
+    "a.",
+    " ",
+    "-",
+    "--",
+    "execute ",
+    "nccl",
+    "fp8",
+    "token",
+    "torch_compile_cache ",
+    "error: ",
+    "(",
+)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_pattern_needs_more_than_a_moment_for_a_line(unit: str) -> None:
+    """Twice as long may not take four times as long: of what was quadratic, a line took 8 ms, and a log a minute."""
+    line = f"x {unit * (log.MAX_LINE // len(unit))}\n"
+    for pattern in PATTERNS:
+        spent = min(_search_s(pattern, line) for _ in range(3))
+        assert spent < 4e-3, pattern.pattern
+
+
+def _search_s(pattern: re.Pattern[str], line: str) -> float:
+    began = time.thread_time()
+    pattern.search(line)
+    return time.thread_time() - began
+
+
+def test_the_words_that_are_looked_for_first_leave_out_nothing() -> None:
+    parts = lines._PARTS
+    for line in LINES:
+        assert not lines._WORDS.search(line) or any(part in line.lower() for part in parts), line
+    for words in re.split(r"\|(?![^(]*\))", lines._WORDS.pattern.removeprefix("(?i)")):
+        plain = re.sub(r"\\b|\(\?:ed\|ure\)|\[.*\]", "", words)
+        assert any(part in plain for part in parts), words
+
+
+def test_a_long_log_of_long_errors_takes_seconds() -> None:
+    text = "".join(f"ERROR 09-27 05:20:38 [core.py:1] {number} {'a-b_' * 480}\n" for number in range(8000))
+    began = time.thread_time()
+    sound(classify(text, exit_code=1, phase="launch", facts=FailureFacts()))
+    assert time.thread_time() - began < 15

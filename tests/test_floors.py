@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "tuner"
 
 FLOORS: dict[str, int] = {
-    **dict.fromkeys(["errors", "records"], 0),
+    **dict.fromkeys(["errors", "records", "secrecy"], 0),
     **dict.fromkeys(
         [
             "slo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +14,8 @@ from tests.test_quality import made
 from tests.test_study import CLASSES, SLO, definition
 from tuner.errors import InputError
 from tuner.export import answers_text
-from tuner.quality import Answer, Answers, Closeness
-from tuner.records import Budget, Config, QualityScores, StepKind, TrialRecord
+from tuner.quality import Answer, Answers, Closeness, built_in
+from tuner.records import Budget, Config, Proposal, QualityScores, StepKind, TrialRecord
 from tuner.report.build import Material, build
 from tuner.report.html import html
 from tuner.report.markdown import markdown
@@ -22,6 +23,7 @@ from tuner.space import Space, load_space
 from tuner.space.model import make_space
 from tuner.store import ResultsFolder, dumps, write_atomic
 from tuner.study import Silent, StopSignals, Study, StudyResult, read_study
+from tuner.study.guard import Guard
 from tuner.trial import TrialRequest
 
 PLAIN = load_space("max-num-seqs=1,4,16", "kv-cache-dtype=auto,fp8,int4")
@@ -179,3 +181,17 @@ def test_it_is_shown(whole: tuple[Path, Answering]) -> None:
     result = result_of(whole[0])
     assert result.conclusion.winner is not None
     assert answers_text(result.quality[result.conclusion.winner]).startswith("equivalent, compared with")
+
+
+@pytest.mark.parametrize("elsewhere", ["/etc/passwd", "../../study.json", "link.json"])
+def test_answers_are_read_from_the_trials_folder_only(
+    tmp_path: Path, whole: tuple[Path, Answering], elsewhere: str
+) -> None:
+    folder = ResultsFolder(Path(shutil.copytree(whole[0], tmp_path / "copy")))
+    first = next(record for record in folder.trials() if record.quality is not None and record.quality.reference)
+    assert first.quality is not None
+    (folder.trial_folder(first.number, first.replicate) / "link.json").symlink_to("/etc/passwd")
+    altered = replace(first, quality=replace(first.quality, answers_file=elsewhere))
+    again = Proposal(first.number, first.config, first.step)
+    with pytest.raises(InputError, match="within the trial's folder"):
+        Guard(SPACE, {}, built_in(), folder).examination(again, None, [altered])

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.ownership import MARKER
+from tuner.secrecy import HIDDEN
 from tuner.serve_args import ServeFlags
 from tuner.server import FailureReason, ReadyLimits, VllmInstall, cache_root
 from tuner.server.command import (
-    HIDDEN,
     command,
     environment,
     free_port,
@@ -42,6 +42,15 @@ def test_address_comes_last_and_is_loopback() -> None:
         (("s3://me:pw@host/model",), (f"s3://{HIDDEN}@host/model",)),
         (("--max-num-batched-tokens", "2048"), ("--max-num-batched-tokens", "2048")),
         (("--tokenizer", "x"), ("--tokenizer", "x")),
+        (("--kv-transfer-config.auth_token", "s"), ("--kv-transfer-config.auth_token", HIDDEN)),
+        (("--kv-transfer-config.tokens+", "s"), ("--kv-transfer-config.tokens+", "s")),
+        (("--x", '{"a": {"auth_token": "s", "n": 1}}'), ("--x", '{"a": {"auth_token": "***", "n": 1}}')),
+        (('--x={"s3_secret_access_key":"s"}',), ('--x={"s3_secret_access_key": "***"}',)),
+        (("--x", '[{"credentials": {"user": "u"}}]'), ("--x", '[{"credentials": {"user": "***"}}]')),
+        (("--x", '{"url": "https://me:pw@host"}'), ("--x", '{"url": "https://***@host"}')),
+        (("--x", '{"api_key": "s", broken'), ("--x", '{"api_key": ***, broken')),
+        (("--x", '{"level":3, "max_tokens":5}'), ("--x", '{"level":3, "max_tokens":5}')),
+        (("--x", "Authorization: Bearer abc"), ("--x", "Authorization: Bearer ***")),
     ],
 )
 def test_redacted(words: tuple[str, ...], shown: tuple[str, ...]) -> None:
@@ -54,6 +63,13 @@ def test_no_secret_survives(secret: str, joined: bool) -> None:
     recorded = telling_environment({"HF_TOKEN": secret, "VLLM_API_KEY": secret, "OTHER": secret, "LD_PRELOAD": "x"})
     assert secret not in json.dumps([redacted(("vllm", *words)), recorded], ensure_ascii=False)
     assert recorded["LD_PRELOAD"] == "x"
+
+
+@pytest.mark.parametrize(
+    "value", ["Authorization: Bearer abcSECRET", '{"token": "SECRET"}', "http://me:SECRET@proxy", "password=SECRET"]
+)
+def test_no_secret_value_under_a_harmless_name_is_recorded(value: str) -> None:
+    assert "SECRET" not in telling_environment({"VLLM_HTTP_HEADERS": value})["VLLM_HTTP_HEADERS"]
 
 
 def test_environment() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import os
 import stat
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 
 HEAD_BYTES, TAIL_BYTES = 4 * 2**20, 12 * 2**20
 """Of a longer log, its start and its end are read: causes stand there, access logs between them."""
+ENDLESS_BYTES = 4 * 2**30
+"""What has no size and goes on for longer than this is no log: a device, or a pipe that nobody closes."""
+_BLOCK_BYTES = 2**20
+
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le", 4),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32-be", 4),
+    (codecs.BOM_UTF16_LE, "utf-16-le", 2),
+    (codecs.BOM_UTF16_BE, "utf-16-be", 2),
+)
 
 _MEANING = {
     "ok": "the server started",
@@ -75,6 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
+class _Endless(Exception):
+    """More was read than a log can be."""
+
+
 def read_log(name: str) -> str:
     """The text of a log file, its middle left out where it is very long. InputError for what is no readable file."""
     try:
@@ -86,6 +101,8 @@ def read_log(name: str) -> str:
             with path.open("rb") as file:
                 return _ends(file, path.stat().st_size if stat.S_ISREG(mode) else None)
         rule = "is a folder, not a log"
+    except _Endless:
+        rule = f"does not end: more than {ENDLESS_BYTES >> 30} GiB were read"
     except FileNotFoundError:
         rule = "there is no such file"
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
@@ -95,15 +112,32 @@ def read_log(name: str) -> str:
 
 
 def _ends(file: BinaryIO, size: int | None) -> str:
+    """The start and the end as text; `size` is None where it is not known, as of a pipe."""
+    head = file.read(HEAD_BYTES)
+    position, tail = len(head), bytearray()
     if size is not None and size > HEAD_BYTES + TAIL_BYTES:
-        head = file.read(HEAD_BYTES)
-        file.seek(-TAIL_BYTES, os.SEEK_END)
-        data = head + b"\n" + file.read()
-    else:
-        data = file.read()
-        if len(data) > HEAD_BYTES + TAIL_BYTES:
-            data = data[:HEAD_BYTES] + b"\n" + data[-TAIL_BYTES:]
-    return data.decode("utf-8", errors="replace")
+        position = file.seek(-TAIL_BYTES, os.SEEK_END)
+    while block := file.read(_BLOCK_BYTES):
+        position += len(block)
+        if size is None and position > ENDLESS_BYTES:
+            raise _Endless
+        tail += block
+        if len(tail) > 2 * TAIL_BYTES:
+            del tail[:-TAIL_BYTES]
+    del tail[:-TAIL_BYTES]
+    encoding, width = _encoding(head)
+    if position == len(head) + len(tail):
+        return (head + tail).decode(encoding, errors="replace")
+    del tail[: -(position - len(tail)) % width]  # from the next whole character on
+    return f"{head.decode(encoding, errors='replace')}\n{tail.decode(encoding, errors='replace')}"
+
+
+def _encoding(head: bytes) -> tuple[str, int]:
+    """By the mark at the start, and bytes of a unit: PowerShell's `>` writes UTF-16."""
+    for mark, encoding, width in _MARKS:
+        if head.startswith(mark):
+            return encoding, width
+    return "utf-8", 1
 
 
 def _as_json(failure: Failure, fine: bool) -> str:

@@ -22,17 +22,17 @@ def compose(deployment: Deployment) -> str:
     service: dict[str, object] = {
         "image": image(deployment),
         "entrypoint": ["vllm", "serve"],
-        "command": [_dollars(word) for word in _words(deployment)],
+        "command": _words(deployment),
         "ports": [f"127.0.0.1:{PORT}:{PORT}"],
         "ipc": "host",  # vLLM's processes share memory
         "environment": {
-            **{name: _dollars(value) for name, value in deployment.variables.items()},
+            **_variables(deployment),
             "HF_TOKEN": "${HF_TOKEN:-}",
             "VLLM_API_KEY": "${VLLM_API_KEY:-}",
         },
         "volumes": [
             "vllm-cache:" + _CACHE_MOUNT,
-            *([f"{_local(deployment)}:{_MODEL_MOUNT}:ro"] if _local(deployment) else []),
+            *([_bind(deployment.model_folder)] if deployment.model_folder else []),
         ],
         "healthcheck": {
             "test": ["CMD", "python3", "-c", _HEALTH],
@@ -53,7 +53,7 @@ def kubernetes(deployment: Deployment) -> str:
     """Deployment, Service and the claim for the model cache; `kubectl apply -f kubernetes.yaml`."""
     name = dns_label(f"vllm-{deployment.model.rstrip('/').rpartition('/')[2]}")
     labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": name}
-    local = _local(deployment)
+    local = deployment.model_folder
     resources = {"nvidia.com/gpu": str(deployment.gpus)} if deployment.gpus else {}
     container = {
         "name": "vllm",
@@ -61,7 +61,7 @@ def kubernetes(deployment: Deployment) -> str:
         "command": ["vllm", "serve"],
         "args": _words(deployment),
         "env": [
-            *({"name": key, "value": value} for key, value in deployment.variables.items()),
+            *({"name": key, "value": value} for key, value in _variables(deployment).items()),
             *(
                 {
                     "name": key,
@@ -130,7 +130,7 @@ def helm(deployment: Deployment) -> str:
         "name": dns_label(deployment.model.rstrip("/").rpartition("/")[2]),
         "repository": repository,
         "tag": tag,
-        "modelURL": deployment.model,
+        "modelURL": deployment.source,
         "replicaCount": 1,
         "requestCPU": max(2, 2 * deployment.gpus),
         "requestMemory": f"{max(16, _cache_gib(deployment))}Gi",
@@ -139,7 +139,7 @@ def helm(deployment: Deployment) -> str:
         # Where this is not true the chart passes --no-enable-prefix-caching, whatever vLLM's own default, and in a
         # spelling that 0.33 does not know. The words below come later on the command line and decide.
         "vllmConfig": {"enablePrefixCaching": True, "extraArgs": [*deployment.prefix_words, *_other_words(deployment)]},
-        "env": [{"name": key, "value": value} for key, value in deployment.variables.items()],
+        "env": [{"name": key, "value": value} for key, value in _variables(deployment).items()],
     }
     startup = {
         "initialDelaySeconds": 15,
@@ -172,16 +172,22 @@ def _probe(failures: int) -> dict[str, object]:
 
 
 def _words(deployment: Deployment) -> list[str]:
-    model = [_MODEL_MOUNT, "--served-model-name", deployment.model] if _local(deployment) else [deployment.model]
-    return [*model, *deployment.words, "--host", "0.0.0.0", "--port", str(PORT)]
+    folder = deployment.model_folder
+    model = [_MODEL_MOUNT, "--served-model-name", deployment.model] if folder else [deployment.model]
+    return [_dollars(word) for word in (*model, *deployment.words, "--host", "0.0.0.0", "--port", str(PORT))]
 
 
 def _other_words(deployment: Deployment) -> list[str]:
-    return [word for flag in deployment.flags if flag.name != PREFIX for word in flag.words]
+    return [_dollars(word) for flag in deployment.flags if flag.name != PREFIX for word in flag.words]
 
 
-def _local(deployment: Deployment) -> str | None:
-    return deployment.model if deployment.model.startswith("/") else None
+def _variables(deployment: Deployment) -> dict[str, str]:
+    return {name: _dollars(value) for name, value in deployment.variables.items()}
+
+
+def _bind(folder: str) -> dict[str, object]:
+    """A mount in Compose's long form: in the short one a colon in the path ends it."""
+    return {"type": "bind", "source": _dollars(folder), "target": _MODEL_MOUNT, "read_only": True}
 
 
 def _patience_s(deployment: Deployment) -> int:
@@ -195,7 +201,8 @@ def _cache_gib(deployment: Deployment) -> int:
 
 
 def _dollars(text: str) -> str:
-    return text.replace("$", "$$")  # Compose substitutes variables
+    """Compose substitutes variables; so does Kubernetes in arguments and variables, where it writes `$(NAME)`."""
+    return text.replace("$", "$$")
 
 
 class _Plain(yaml.SafeDumper):

@@ -6,17 +6,20 @@ It writes no file and decides nothing; it refuses configurations whose claim was
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tuner.errors import InputError
 from tuner.export.rates import RatePair, Wording, rate_pairs, standing, wording
 from tuner.finish import Decision, FlagEffect, changed_flags
 from tuner.quality import Closeness, Comparison
 from tuner.records import Config, EnvironmentFacts, Estimate, KnobValue, Slo, TrialRecord, TrialState
+from tuner.secrecy import HIDDEN, without_secrets
 from tuner.serve_args import ServeFlags, merged, to_argv
-from tuner.server.command import HIDDEN, redacted
+from tuner.server.command import holds_secret
 from tuner.study.result import StudyFile, StudyResult
 
 DEFAULT_STARTUP_S = 150.0
@@ -27,7 +30,10 @@ NOT_SHOWN = "not shown to matter; kept because leaving it out was not verified"
 GIVEN = "given by the user, the same in every trial"
 
 _CARRIED = re.compile(r"(VLLM|NCCL|TORCH|PYTORCH|OMP|KMP|FLASHINFER)_\w+")
-_OWN = re.compile(r"VLLM_(SERVER_DEV_MODE|CACHE_ROOT|NO_USAGE_STATS|CONFIG_ROOT|ASSETS_CACHE|API_KEY)|TORCHINDUCTOR_.*")
+_OWN = re.compile(
+    r"VLLM_(SERVER_DEV_MODE|CACHE_ROOT|NO_USAGE_STATS|CONFIG_ROOT|ASSETS_CACHE|API_KEY|TUNE_\w+|SIM_\w+)"
+    r"|TORCHINDUCTOR_.*"
+)
 """Set by the tuner for measuring, or belonging to the machine: never part of a deployment."""
 
 
@@ -88,7 +94,13 @@ class Deployment:
     fixed: Config = field(default_factory=dict)  # those of the flags that the user gave for every trial
     baseline: Config = field(default_factory=dict)  # what the study started from and compared with
     speed: str = "normal"  # measuring preset of the capacities
+    model_folder: str | None = None  # absolute, where the model is a folder; None: a hub name
     runs: tuple[Mapping[str, float], ...] = ()  # capacity by workload of each run that stands for the configuration
+
+    @property
+    def source(self) -> str:
+        """What vLLM loads the model from, in whatever folder it is started."""
+        return self.model_folder or self.model
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -162,6 +174,7 @@ def deployment(
         fixed={name: value for name, value in definition.fixed.items() if name not in withheld},
         baseline=definition.baseline,
         speed=definition.speed,
+        model_folder=_folder(definition.model),
         runs=tuple(
             {name: capacity.rate_rps for name, capacity in record.capacities.items()}
             for record in standing(study, trials, number)[1]
@@ -228,7 +241,7 @@ def _flags(
     whole = {**fixed, **tuned}
     for name, value in merged(whole).items():
         words = to_argv({name: value}, known)
-        if HIDDEN in redacted(words):
+        if holds_secret(words):
             withheld.append(name)
             continue
         knobs = [knob for knob in whole if knob == name or knob.startswith(f"{name}.")]
@@ -282,11 +295,18 @@ def _prefix_caching(flags: Sequence[ExportedFlag], records: Sequence[TrialRecord
     return all(record.effective.get(PREFIX, True) is True for record in records)
 
 
+def _folder(model: str) -> str | None:
+    """As vLLM decides it: what exists as a folder is one, and anything else is a hub name."""
+    if os.path.isabs(model):
+        return model
+    return str(Path(model).resolve()) if os.path.isdir(model) else None
+
+
 def _variables(recorded: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in recorded.items()
-        if _CARRIED.fullmatch(name) and not _OWN.fullmatch(name) and HIDDEN not in value
+        if _CARRIED.fullmatch(name) and not _OWN.fullmatch(name) and HIDDEN not in without_secrets(value)
     }
 
 

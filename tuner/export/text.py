@@ -72,7 +72,7 @@ def slo_document(slo: Slo) -> dict[str, object]:
 def vllm_yaml(deployment: Deployment, flags: ServeFlags) -> str:
     """For `vllm serve --config best.yaml`."""
     comments = {flag.name: flag.note for flag in deployment.flags} | {"": head(deployment)}
-    return to_vllm_yaml(deployment.model, deployment.config, flags, comments)
+    return to_vllm_yaml(deployment.source, deployment.config, flags, comments)
 
 
 def shell(deployment: Deployment) -> str:
@@ -82,7 +82,7 @@ def shell(deployment: Deployment) -> str:
     lines += ["flags=("]
     for flag in deployment.flags:
         lines += [f"  {line}" for line in (*_comments(flag.note), shlex.join(flag.words)) if line]
-    lines += [")", f'exec "${{VLLM:-vllm}}" serve {shlex.quote(deployment.model)} "${{flags[@]}}" "$@"']
+    lines += [")", f'exec "${{VLLM:-vllm}}" serve {shlex.quote(deployment.source)} "${{flags[@]}}" "$@"']
     return "\n".join(lines) + "\n"
 
 
@@ -91,7 +91,7 @@ def systemd(deployment: Deployment) -> str:
     words = (
         deployment.vllm_path,
         "serve",
-        deployment.model,
+        deployment.source,
         *deployment.words,
         "--host",
         "127.0.0.1",
@@ -154,7 +154,7 @@ def document(deployment: Deployment) -> dict[str, object]:
         "verified": deployment.verified,
         "simulated": deployment.simulated,
         "warnings": list(deployment.warnings),
-        "command": ["vllm", "serve", deployment.model, *deployment.words],
+        "command": ["vllm", "serve", deployment.source, *deployment.words],
         "flags": [{"name": flag.name, "value": flag.value, "note": flag.note} for flag in deployment.flags],
         "returned": [{"name": f.name, "baseline": f.baseline, "note": f.note} for f in deployment.returned],
         "withheld": list(deployment.withheld),

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from tuner.failures import configuration, environment, memory, running, surroundings
-from tuner.failures.lines import candidates, evidence
+from tuner.failures.lines import ENGINE_PROCESSES, candidates, evidence
 from tuner.failures.log import Line, Log, parse, shown
 from tuner.failures.rule import FAMILY, KNOWN, Case, FailureFacts, Judgement, Rule
 from tuner.failures.surroundings import Judged, Scene
@@ -21,6 +21,17 @@ from tuner.records import Failure, Verdict
 
 TABLE: tuple[Rule, ...] = (*memory.RULES, *environment.RULES, *configuration.RULES, *running.RULES)
 """Within one line and one weight the first row that matches wins."""
+
+_STARTS = frozenset(
+    {
+        *("model-access", "model-not-found", "model-not-downloaded", "weights-missing", "weights-corrupt"),
+        *("weights-mismatch", "architecture-unknown", "tokenizer", "model-files", "trust-remote-code", "bad-address"),
+    }
+)
+"""What only a start can find out. A server that serves says the same about a request: an image that is not there, tool
+arguments that are no JSON."""
+_REFUSALS = frozenset({"os-error", "broken-install", "permission", *(row.kind for row in configuration.RULES)})
+"""What the front end of a server that serves says about one request, too: nothing died of it."""
 
 _SORTED = tuple(sorted(TABLE, key=lambda row: -row.weight))
 
@@ -55,7 +66,7 @@ def classify(log_text: str, *, exit_code: int | None, phase: str, facts: Failure
         kind=judgement.kind,
         phase=phase,
         cause=shown(line.text) if line is not None else judgement.kind,
-        explanation=judgement.explanation,
+        explanation=shown(judgement.explanation, 2000),  # it may quote the log
         remedy=judgement.remedy,
         moves=dict(judgement.moves),
         violation=judgement.violation,
@@ -73,12 +84,16 @@ class _Found:
 def _best(scene: Scene) -> _Found | None:
     """The heaviest match, the first among equals."""
     best: _Found | None = None
+    died = max((line.index for line in scene.lines if running.DEATHS.search(line.text)), default=-1)
     for line in scene.lines:
+        engines = line.process.startswith(ENGINE_PROCESSES)
         for row in _SORTED:
             if best is not None and row.weight <= best.rule.weight:
                 break
             if row is configuration.RESEMBLING and (scene.serving or not _refuses(line)):
                 continue  # a request may be refused, or a choice be explained, in the same words
+            if scene.serving and (row.kind in _STARTS or (row.kind in _REFUSALS and line.index > died and not engines)):
+                continue
             if match := row.search(line.text):
                 best = _Found(row, Case(match, line, scene.log, scene.serving, scene.facts))
                 break

@@ -239,7 +239,7 @@ RULES: tuple[Rule, ...] = (
         "quantization-unsupported",
         _I,
         r"quantization method (?P<asked>[\w-]+) is not supported for the current GPU",
-        r"(?P<asked>[\w-]+) quantization is currently not supported",
+        r"(?<![\w-])(?P<asked>[\w-]{1,60}) quantization is currently not supported",
         r"is not supported for quantization method (?P<asked>[\w-]+)",
         explanation="This GPU or data type cannot run {asked} quantization.",
         remedy="Choose another precision for this GPU.",
@@ -251,7 +251,7 @@ RULES: tuple[Rule, ...] = (
         r"FP8 KV cache|type fp8\w+ not supported in this architecture|kv_cache_dtype not supported",
         r"(?i)(?:unsupported|invalid|unrecognized|unknown) kv[_ -]?cache[_ -]?d?type|"
         r"kv[_ -]cache[_ -]d?type.{0,80}not supported",
-        r"(?i)(?:fp8|nvfp4|int8)\w* KV cache (?:is )?(?:only|not)",
+        r"(?i)(?:fp8|nvfp4|int8)\w{0,20} KV cache (?:is )?(?:only|not)",
         explanation="No attention kernel for this model, GPU and vLLM reads a KV cache of the type that was asked for.",
         remedy="Leave --kv-cache-dtype at `auto`.",
         moves={"kv-cache-dtype": "off"},
@@ -350,7 +350,7 @@ def is_configuration_frame(frames: str) -> bool:
 
 def complaint(text: str) -> str:
     """The human part of an exception line, without class name and pydantic's trailer."""
-    text = re.sub(r"\s*\[type=\w+, input_value=.*$", "", text.strip())
+    text = re.sub(r"\[type=\w+, input_value=.*$", "", text.strip()).rstrip()
     text = re.sub(r"^(?:[\w.]+(?:Error|Exception)(?:\([\w.]+\))?:\s*)+", "", text)
     return text.removeprefix("Value error, ").removeprefix("Assertion failed, ")
 
@@ -360,6 +360,6 @@ _MODEL_ARGUMENTS = frozenset({"model", "model_tag", "tokenizer", "host", "port",
 
 def named_settings(line: Line, log: Log) -> dict[str, str]:
     """The settings that a refusal names and that were set: each back to its default."""
-    words = {word.replace("-", "_") for word in re.findall(r"[a-z][a-z0-9]*(?:[_-][a-z0-9]+)+", line.text)}
+    words = {word.replace("-", "_") for word in re.findall(r"(?<![a-z0-9])[a-z][a-z0-9]*(?:[_-][a-z0-9]+)+", line.text)}
     named = sorted(words & log.arguments.keys() - _MODEL_ARGUMENTS)
     return {name.replace("_", "-"): "off" for name in named}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from tuner.failures.rule import EXACT, FAMILY, Case, Judgement, Rule, rule
 from tuner.records import Verdict
 
+_SHARED = re.compile(r"(?i)shm|shared memory|\b(?:psm_|sem\.|nccl-)\w")
 _I, _T, _E, _H = Verdict.INFEASIBLE, Verdict.TRANSIENT, Verdict.ENV, Verdict.HARNESS
 
 
@@ -22,8 +25,8 @@ def _cache(case: Case, judgement: Judgement) -> Judgement:
 
 
 def _no_space(case: Case, judgement: Judgement) -> Judgement:
-    """/dev/shm is a file system too, and full for another reason."""
-    if "/dev/shm" in case.match.string or "shm" in case.match.string.lower():
+    """/dev/shm is a file system too, and full for another reason; Python and NCCL name its files without it."""
+    if _SHARED.search(case.match.string):
         return judgement.but(
             kind="shared-memory-full",
             explanation="/dev/shm is full; vLLM's processes and NCCL talk through it.",
@@ -63,9 +66,9 @@ RULES: tuple[Rule, ...] = (
     rule(
         "nccl",
         _E,
-        r"nccl\w*Error|NCCL error|NCCL (?:Error|failure)|ncclSystemError|unhandled system error|"
+        r"nccl\w{0,40}Error|NCCL error|NCCL (?:Error|failure)|ncclSystemError|unhandled system error|"
         r"ProcessGroupNCCL.{0,120}(?:timeout|exception)",
-        r"(?i)Error while creating shared memory segment|custom_all_reduce\.cu|NVLS|nvlink.{0,40}error",
+        r"(?i)Error while creating shared memory segment|custom_all_reduce\.cu|\bNVLS\b|nvlink.{0,40}error",
         explanation="The GPUs of one replica could not talk to each other. It hits every configuration with more than "
         "one "
         "GPU a replica and says nothing about this one.",

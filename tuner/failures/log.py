@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from tuner.secrecy import without_secrets
+
 MAX_LINE = 2000
 """Characters of a line that are looked at; the rest of a longer one is noise (dumped configurations, tensors)."""
 
@@ -53,12 +55,6 @@ _EXCEPTION = re.compile(
     r"|(?:[a-z_]\w*\.)+[A-Z]\w{2,40}|Exception)(?:\([\w.]{1,80}\))?(?::\s|$)"
 )
 _FRAME = re.compile(r'^\s*(?:File "|\^|~)|^\s{4,}|^\s*$')
-_SECRET = re.compile(
-    r"hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
-    r"|(?i:(?<=token=)|(?<=api_key=)|(?<=password=))[^\s'\"&,)]{4,}"
-    r"|(?<='api_key': )\[?'[^']*'|(?<=--api-key )\S+"
-)
-
 _ARGS = re.compile(r"non-default args: (\{.{0,4000}?\})\s*$")
 _EXIT = re.compile(r"^#\s*exit code:?\s*(-?\d{1,4})\b")
 _VERSION = re.compile(r"(?:version|engine \(v|vLLM API server version)\s*v?(\d+\.\d+[.\w+]*)")
@@ -178,7 +174,7 @@ def plain(text: str) -> str:
 
 def shown(text: str, width: int = 400) -> str:
     """A line as it may be stored and printed: trimmed, shortened, without secrets and without what a terminal obeys."""
-    text = _SECRET.sub("***", " ".join(plain(text).split()))
+    text = without_secrets(" ".join(plain(text).split()))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

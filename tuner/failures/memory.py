@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tuner.failures.rule import EXACT, FAMILY, Case, Judgement, Rule, by_ratio, excess, number, rule
 from tuner.records import Verdict
@@ -24,11 +25,16 @@ _FREE = re.compile(r"of which ([\d.]+) ([KMGT]i?B) is free")
 _OWN = re.compile(r"this process has ([\d.]+) ([KMGT]i?B) memory in use")
 _TOTAL = re.compile(r"total capacity of ([\d.]+) ([KMGT]i?B)")
 _OTHER = re.compile(r"Process \d+ has ([\d.]+) ([KMGT]i?B) memory in use")
-_UNITS = {"K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
+_ALLOCATED = re.compile(r"Of the allocated memory ([\d.]+) ([KMGT]i?B|bytes) is allocated by PyTorch")
+_RESERVED = re.compile(r"([\d.]+) ([KMGT]i?B|bytes) is reserved by PyTorch but unallocated")
+_UNITS = {"b": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
 
 _GIB_TOLERANCE = 1.0
 """GiB by which free memory may differ from the idle baseline without anybody else being there: contexts of monitoring
 tools and display servers come and go. Real neighbours hold a CUDA context (≥ 0.4 GiB) and a model."""
+
+_BESIDE_PYTORCH_GIB = 8.0
+"""What a server may hold beyond what PyTorch counts: its context, NCCL's buffers, captured graphs."""
 
 
 def _gib(pattern: re.Pattern[str], text: str) -> float | None:
@@ -142,7 +148,10 @@ def _out_of_memory(case: Case, judgement: Judgement) -> Judgement:
     """An allocation failed: by whom, and in which part of a server's life."""
     text = case.match.string
     free, own, total, tried = _gib(_FREE, text), _gib(_OWN, text), _gib(_TOTAL, text), _gib(_TRIED, text)
-    others = sum(float(value) * _UNITS[unit[0]] for value, unit in _OTHER.findall(text))
+    named = [float(value) * _UNITS[unit[0]] for value, unit in _OTHER.findall(text)]
+    if own is None and (own := _own_among(named, text)) is not None:
+        named.remove(own)
+    others = sum(named)
     idle, device = case.facts.idle_free_gib, case.facts.device_gib or total
     always = max(device - idle, 0.0) if idle is not None and device is not None else 0.0
     if own is not None and free is not None and total is not None and idle is not None:
@@ -153,6 +162,20 @@ def _out_of_memory(case: Case, judgement: Judgement) -> Judgement:
         return _blame_neighbour(case, judgement, why)
     violation = (tried - free) / (own + free) if tried and own and free is not None and tried > free else None
     return _by_stage(case, judgement).but(violation=violation)
+
+
+def _own_among(named: Sequence[float], text: str) -> float | None:
+    """Which of the processes is the failed one itself; None where it is none of them.
+
+    PyTorch says "this process" only where it finds its own pid on the GPU. In a container the driver lists the host's
+    pids, so that a server's own memory is printed as somebody else's (vllm#8903, vllm#19445).
+    """
+    allocated = _gib(_ALLOCATED, text)
+    if allocated is None:
+        return named[0] if len(named) == 1 else None
+    counted = allocated + (_gib(_RESERVED, text) or 0.0)
+    ours = [held for held in named if allocated <= held <= counted + _BESIDE_PYTORCH_GIB]
+    return min(ours, default=None, key=lambda held: abs(held - counted))
 
 
 def _by_stage(case: Case, judgement: Judgement) -> Judgement:

@@ -124,6 +124,12 @@ RULES: tuple[Rule, ...] = (
 WRAPPERS = re.compile("|".join(p.pattern for r in RULES if r.weight == WRAPPER for p in r.patterns))
 """Texts that report a failure whose cause is elsewhere."""
 
+DEATHS = re.compile(
+    "|".join(p.pattern for r in RULES if r.kind == "engine-died" for p in r.patterns)
+    + "|EngineCore (?:encountered a fatal error|hit an exception)"
+)
+"""Texts that report that an engine is gone."""
+
 
 DEGRADED: tuple[Rule, ...] = (
     rule(
@@ -171,7 +177,8 @@ DEGRADED: tuple[Rule, ...] = (
     rule(
         "flag-ignored",
         _D,
-        r"(?P<what>[\w`'-]{3,60}) (?:is|are|will be) (?:ignored|overridden|disabled) (?:because|as|since|for|when|on) ",
+        r"(?<![\w`'-])(?P<what>[\w`'-]{3,60}) (?:is|are|will be) (?:ignored|overridden|disabled) "
+        r"(?:because|as|since|for|when|on) ",
         r"(?i)(?P<what>kv[_-]cache[_-]dtype|quantization|chunked prefill)\b.{0,60}(?:falling back|fallback|ignored)",
         explanation="A setting that was asked for is not in effect: {what}.",
         remedy="Compare the effective values in the log with what was asked for.",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tuner.errors import EnvironmentFault
 from tuner.ownership import MARKER
+from tuner.secrecy import HIDDEN, names_secret, without_secrets
 from tuner.server.install import VllmInstall, cache_home
 
 HOST = "127.0.0.1"
@@ -21,12 +22,7 @@ _DROPPED = (
     # The log is read: for progress while it starts, for the values in effect and for the cause of a failure.
     *("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_PREFIX", "VLLM_LOGGING_STREAM"),
 )
-_SECRET_NAME = re.compile(
-    r"(api[-_]?keys?|token|secret|password|passwd|credentials?|access[-_]?key(?:[-_]?id)?)$", re.I
-)
-_USER_IN_URL = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 _TELLING = re.compile(r"(VLLM|CUDA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|OMP|MKL|KMP|FLASHINFER|HF|LD)_\w+$")
-HIDDEN = "***"
 
 
 def command(install: VllmInstall, model: str, flags: Sequence[str], port: int) -> tuple[str, ...]:
@@ -83,24 +79,29 @@ def cache_root(install: VllmInstall, model: str, device: str) -> Path:
 
 
 def redacted(words: Sequence[str]) -> tuple[str, ...]:
-    """A command line without secrets: values of flags that name one, and users in URLs."""
+    """A command line without secrets: values of flags and of JSON keys that name one, tokens, users in URLs."""
     shown: list[str] = []
     hide_next = False
     for word in words:
-        flag, equals, _ = word.partition("=")
+        flag, equals, value = word.partition("=")
         if word.startswith("--"):
-            secret = bool(_SECRET_NAME.search(flag))
-            shown.append(f"{flag}={HIDDEN}" if secret and equals else _USER_IN_URL.sub(HIDDEN, word))
+            secret = names_secret(flag)
+            shown.append(flag + (f"={HIDDEN if secret else without_secrets(value)}" if equals else ""))
             hide_next = secret and not equals
         else:
-            shown.append(HIDDEN if hide_next else _USER_IN_URL.sub(HIDDEN, word))
+            shown.append(HIDDEN if hide_next else without_secrets(word))
     return tuple(shown)
+
+
+def holds_secret(words: Sequence[str]) -> bool:
+    """Whether a command line says something that must not be recorded."""
+    return redacted(words) != tuple(words)
 
 
 def telling_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables that change how a server runs, for the record; secrets hidden."""
     return {
-        name: HIDDEN if _SECRET_NAME.search(name) else _USER_IN_URL.sub(HIDDEN, value)
+        name: HIDDEN if names_secret(name) else without_secrets(value)
         for name, value in sorted(variables.items())
         if _TELLING.match(name) and name != MARKER
     }

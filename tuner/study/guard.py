@@ -100,8 +100,16 @@ class Guard:
 
     def _against(self, reference: TrialRecord) -> Examination:
         assert reference.quality is not None
-        folder = self._folder.trial_folder(reference.number, reference.replicate)
-        path = folder / reference.quality.answers_file
+        folder = self._folder.trial_folder(reference.number, reference.replicate).resolve()
+        path = (folder / reference.quality.answers_file).resolve()
+        if not path.is_relative_to(folder):  # what is no answers is quoted in the message
+            raise InputError(
+                where=str(folder / "trial.json"),
+                field="quality.answers_file",
+                value=reference.quality.answers_file,
+                rule="must lie within the trial's folder",
+                remedy="The record was altered; restore it.",
+            )
         return Examination(self._prompts, loads(Answers, read_text(path), str(path)))
 
     def _searched(self, config: Config, records: Sequence[TrialRecord]) -> Comparison | None:

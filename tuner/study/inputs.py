@@ -18,7 +18,7 @@ from tuner.quality import PromptSet, load_prompts
 from tuner.records import Budget, Config, Slo, StudyDefinition
 from tuner.serve_args import RESERVED, ServeFlags, defaults, parse_argv, to_argv
 from tuner.server import VllmInstall
-from tuner.server.command import HIDDEN, redacted
+from tuner.server.command import holds_secret
 from tuner.slo import load_slo
 from tuner.space import Space, load_space, restrict
 from tuner.store import ResultsFolder, dumps, loads, read_text, write_atomic
@@ -225,7 +225,7 @@ def _baseline(words: Sequence[str], flags: ServeFlags, fixed: Config) -> Config:
 def _refuse_reserved(space: Space) -> None:
     """Knobs that the tuner sets itself, or that are no matter of speed, cannot be searched."""
     for knob in space.knobs:
-        if knob.name in RESERVED or HIDDEN in redacted((f"--{knob.name}", "value")):
+        if knob.name in RESERVED or holds_secret((f"--{knob.name}", "value")):
             raise InputError(
                 where=COMMAND_LINE,
                 field="--space",
@@ -238,13 +238,13 @@ def _refuse_reserved(space: Space) -> None:
 def refuse_secrets(config: Config, flags: ServeFlags) -> None:
     """A study's files are shown around; what must not be there must not be in its flags."""
     for name, value in config.items():
-        if HIDDEN in redacted(to_argv({name: value}, flags)):
+        if holds_secret(to_argv({name: value}, flags)):
             raise InputError(
                 where=COMMAND_LINE,
                 field=f"--{name}",
                 value="(hidden)",
-                rule="is a secret, and a study records its flags",
-                remedy="Give it to vLLM by its environment variable (VLLM_API_KEY, HF_TOKEN).",
+                rule="is or holds a secret, and a study records its flags",
+                remedy="Give it to vLLM by its environment variable (VLLM_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY).",
             )
 
 
