@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -219,9 +221,17 @@ def test_only_a_private_temporary_is_removed(tmp_path: Path) -> None:
     precious.mkdir()
     link = tmp_path / "vllm-tune-link"
     link.symlink_to(precious)
-    for path in (precious, link, Path("/tmp/vllm-tune-x/../..")):
+    own = [tmp_path / "vllm-tune-abcdefgh", Path(tempfile.mkdtemp(prefix="vllm-tune-")) / "vllm-tune-abcdefgh"]
+    named = Path(tempfile.gettempdir()) / f"vllm-tune-results-{uuid.uuid4().hex}"
+    for folder in (*own, named):
+        folder.mkdir()
+    for path in (precious, link, Path("/tmp/vllm-tune-x/../.."), *own, named):
         remove_temporary(str(path))
     assert precious.is_dir()
+    assert all(folder.is_dir() for folder in (*own, named)), "nothing but what mkdtemp made where we make them"
+    named.rmdir()
+    remove_temporary(str(own[1].parent))
+    assert not own[1].exists()
     assert Path("/tmp").is_dir()
 
 

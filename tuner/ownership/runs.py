@@ -105,8 +105,12 @@ def new_temporary() -> Path:
 
     Its path is short, because a Unix socket's may not exceed 107 bytes (unix(7)).
     """
+    return Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=_temporaries()))
+
+
+def _temporaries() -> str:
     base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=base if len(base) <= 40 else "/tmp"))
+    return base if len(base) <= 40 else "/tmp"
 
 
 class Run:
@@ -219,7 +223,8 @@ def marked(markers: Sequence[str]) -> set[ProcessId]:
 def remove_temporary(path: str) -> bool:
     """Delete a server's private TMPDIR, and nothing that is not one; True when it is gone."""
     folder = Path(path)
-    if not re.fullmatch(rf"{_TEMPORARY_PREFIX}\w+", folder.name) or folder.is_symlink():
+    made_so = re.fullmatch(rf"{_TEMPORARY_PREFIX}[a-z0-9_]{{8}}", folder.name)  # as tempfile.mkdtemp names folders
+    if not made_so or folder.is_symlink() or folder.parent.resolve() != Path(_temporaries()).resolve():
         return True
     with contextlib.suppress(OSError):
         if folder.is_dir() and folder.stat().st_uid == os.getuid():
