@@ -331,6 +331,32 @@ def test_an_open_end_is_marked(inputs: dict[str, Path]) -> None:
     assert all(side["short"].at_least for side in comparison.result.rates)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("definition", "speed"), "x"),
+        (("definition", "workloads"), []),
+        (("definition", "workloads"), ["no-such"]),
+        (("definition", "sides"), []),
+        (("environments",), []),
+        (("result", "against_first"), {}),
+        (("result", "values"), [[{"short": math.nan}], [{"short": 1.0}]]),
+    ],
+)
+def test_an_edited_comparison_is_one_clear_error(inputs: dict[str, Path], path: tuple[str, ...], value: object) -> None:
+    bench = Bench(inputs)
+    bench.run()
+    file = bench.folder.root / "comparison.json"
+    document = json.loads(file.read_text())
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    file.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"comparison\.json"):
+        read_comparison(bench.folder)
+
+
 # --- the command line --------------------------------------------------------------------------------------------
 
 

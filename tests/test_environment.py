@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -121,6 +122,19 @@ def test_facts_with_gpus(nvml: Nvml) -> None:
     known = facts(INSTALLED, (0, 1))
     assert (known.gpus, known.driver, known.cuda) == (("NVIDIA H200 140 GiB",) * 2, "580.95.05", "13.0")
     assert known.digest != facts(INSTALLED, (0,)).digest
+
+
+def test_the_cards_tell_a_machine_and_its_host_name_only_without_them(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_pod(name: str) -> tuple[str, str, str]:
+        monkeypatch.setattr(socket, "gethostname", lambda: name)
+        return tuple(facts(INSTALLED, gpus).machine for gpus in ((0,), (1,), ()))  # type: ignore[return-value]
+
+    tonight, tomorrow = in_pod("vllm-nightly-28-x7k2p"), in_pod("vllm-nightly-29-q9f4d")
+    assert tonight[:2] == tomorrow[:2]  # a CronJob's pod has a new name every night
+    assert tonight[2] != tomorrow[2]
+    assert tonight[0] != tonight[1]
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_kubernetes_cronjob() -> None:
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     accepted(container["command"])
+    assert pod["hostname"] == "vllm-nightly"  # else a pod's name, and with it the host in every record, is new
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert claim["metadata"]["name"] in {v.get("persistentVolumeClaim", {}).get("claimName") for v in pod["volumes"]}
 

@@ -21,8 +21,11 @@ from tests.comparing import FormulaPlace, Truth, install
 from tuner.cli import main
 from tuner.errors import InputError
 from tuner.nightly import History, Night, Nightly, Outcome, State, exit_state, load_profile, ready
+from tuner.nightly.hooks import tell
 from tuner.nightly.level import change, level, noise_floor
-from tuner.nightly.profile import Regression
+from tuner.nightly.profile import Hook, Regression
+from tuner.nightly.record import Event
+from tuner.nightly.search import kept_plan
 from tuner.records import Config, TrialRecord
 from tuner.study import SPEEDS, Silent, StopSignals
 
@@ -472,6 +475,27 @@ def test_hooks_are_told_and_their_failures_lose_nothing(
     assert (outcome.folder / "night.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("hook", "problem"),
+    [
+        ({"command": ["sh", "-c", r"printf 'ge\344ndert' >&2; exit 1"]}, "exit code 1: ge\ufffdndert"),
+        ({"command": ["sh", "a\0b"]}, "cannot be called (ValueError)"),
+        ({"command": ["true"], "timeout_s": 1e300}, ""),
+        ({"webhook": "https://hooks.example.com:port/x"}, "cannot be called (InvalidURL)"),
+        ({"webhook_variable": "ODD_URL"}, "was not reached (InvalidURL)"),
+        ({"webhook": "http://127.0.0.1:9/", "timeout_s": 1e300}, ""),
+    ],
+)
+def test_no_hook_whatever_it_is_made_of_kills_the_night(
+    folder: Path, hook: dict[str, object], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD_URL", "https://hooks.example.com:port/x")
+    words = {name: tuple(value) if isinstance(value, list) else value for name, value in hook.items()}
+    night = replace(Calendar(folder).night().night, events=(Event("regression", "lost"),))
+    (told,) = tell([Hook(("regression",), **words)], "chat", night, "")  # type: ignore[arg-type]
+    assert problem in told.problem
+
+
 def test_raw_data_of_old_nights_goes_and_records_stay(folder: Path) -> None:
     profile(folder, keep={"raw_nights": 2})
     calendar = Calendar(folder)
@@ -520,6 +544,18 @@ def test_the_csv_is_read_by_otava_itself(folder: Path) -> None:
         ({"hooks": [{"on": ["regression"], "command": []}]}, "hooks[0].command", "is empty"),
         ({"hooks": [{"on": [], "command": ["x"]}]}, "hooks[0].on", "names no event"),
         ({"hooks": [{"on": ["regression"], "webhook": "ftp://x"}]}, "hooks[0].webhook", "no HTTP address"),
+        ({"hooks": [{"on": ["regression"], "webhook": "https://x:port/"}]}, "hooks[0].webhook", "no HTTP address"),
+        ({"hooks": [{"on": ["drift"], "command": ["x"]}]}, "hooks[0].on[0]", "none of the choices"),
+        ({"hooks": [{"on": ["recovery"], "command": ["a\0b"]}]}, "hooks[0].command[0]", "holds a NUL"),
+        (
+            {"hooks": [{"on": ["recovery"], "command": ["x"], "timeout": "999999999999d"}]},
+            "hooks[0].timeout",
+            "is longer than 1 d",
+        ),
+        ({"search": {"wall": "999999999999d"}}, "search.wall", "is longer than"),
+        ({"slo": "~no-such-user/slo.yaml"}, "slo", "does not exist"),
+        ({"results": "a\0b"}, "results", "holds a NUL"),
+        ({"results": "\ud800"}, "results", "half of a character"),
     ],
 )
 def test_a_wrong_profile_is_refused(folder: Path, changes: dict[str, object], field: str, says: str) -> None:
@@ -539,6 +575,40 @@ def test_a_record_of_a_night_reads_back(folder: Path) -> None:
     outcome = Calendar(folder).night()
     assert History(folder / "history").nights() == (outcome.night,)
     assert isinstance(outcome.night, Night)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *[(("sides", 0, "values", 0, "short"), value) for value in (0, -1, math.nan, math.inf)],
+        (("sides", 0, "values", 0), {"short": 1.0}),
+        (("sides",), []),
+        (("weights",), {}),
+        *[(("started_at",), value) for value in (1e300, math.nan)],
+        *[(("searched",), {"reasons": [], "folder": at, "verdict": "", "trials": 1}) for at in ("../precious", "/x")],
+    ],
+)
+def test_a_record_that_would_blind_later_nights_is_named(
+    folder: Path, path: tuple[str | int, ...], value: object
+) -> None:
+    calendar = Calendar(folder)
+    file = calendar.night().folder / "night.json"
+    document = json.loads(file.read_text())
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    file.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"0001/night\.json"):
+        calendar.night(0.6)
+
+
+def test_a_plan_may_search_in_no_other_folder(tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text(
+        json.dumps({"reasons": [], "folder": "../precious", "budget": {}, "baseline": {}, "enqueued": []})
+    )
+    with pytest.raises(InputError, match="no folder of a search"):
+        kept_plan(tmp_path / "search.json")
 
 
 # --- a real vLLM -------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import EnvironmentFault, InputError
+from tuner.ownership.runs import runs_folder
 from tuner.server import find_vllm
-from tuner.server.install import parse_version
+from tuner.server.install import cache_home, parse_version
 
 FAKE = Path(__file__).parent / "fakes" / "fake_vllm.py"
 
@@ -82,6 +83,28 @@ def test_named_executable_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     with pytest.raises(InputError, match="is not executable"):
         find_vllm(str(tmp_path / "plain"))
+
+
+def test_the_home_of_an_unknown_user_and_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="no executable file"):
+        find_vllm("~no-such-user/vllm", cache=tmp_path)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for variable in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    private = tmp_path / f"vllm-tune-{os.getuid()}"
+    assert cache_home() == private / ".cache" / "vllm-tune"
+    assert runs_folder().is_relative_to(private)
+    assert private.stat().st_mode & 0o777 == 0o700
+    somebody = os.getuid() + 1
+    private.rename(tmp_path / f"vllm-tune-{somebody}")
+    monkeypatch.setattr(os, "getuid", lambda: somebody)
+    with pytest.raises(EnvironmentFault, match="somebody else"):
+        cache_home()
 
 
 def test_no_vllm_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ import pytest
 from tuner.errors import EnvironmentFault, InputError
 from tuner.records import (
     FORMAT_VERSION,
+    Bound,
+    Capacity,
     PhaseTimes,
     RequestResult,
     RequestStatus,
@@ -20,7 +25,7 @@ from tuner.records import (
     TrialRecord,
     TrialState,
 )
-from tuner.store import ResultsFolder, append_line, dumps, loads, write_atomic
+from tuner.store import ResultsFolder, append_line, dumps, loads, read_requests, write_atomic
 from tuner.store.files import disk_errors, read_text
 
 
@@ -190,3 +195,48 @@ def test_a_file_that_may_not_be_read_is_not_told_to_be_unwritable(
 def test_deep_nesting_is_one_clear_error() -> None:
     with pytest.raises(InputError, match="is not JSON"):
         loads(TrialRecord, "[" * 200_000, "trial.json")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT])
+def test_what_no_other_path_would_mend_is_an_environment_fault(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EnvironmentFault, match="the file system fails"), disk_errors(Path("results/x")):
+        raise OSError(number, os.strerror(number))
+
+    def failing(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(EnvironmentFault):
+        read_requests(tmp_path / "short-00.jsonl.gz")
+
+
+@pytest.mark.parametrize("name", ["x\udcff", "a\0b"])
+def test_a_folder_whose_name_is_no_text_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="no UTF-8 text"):
+        ResultsFolder(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *[(("capacities", "short", "rate_rps"), value) for value in (0, -1, math.nan, math.inf, 1e308)],
+        *[((field,), value) for field in ("started_at", "ended_at") for value in (math.nan, math.inf, 1e300, -1)],
+        *[((field,), -1) for field in ("number", "replicate", "round")],
+        (("phases", "launch_s"), math.nan),
+        (("degraded",), ["\ud800"]),
+    ],
+)
+def test_a_number_that_nothing_can_be_computed_from_is_named_when_it_is_read(
+    path: tuple[str, ...], value: object
+) -> None:
+    one = Capacity("short", 4.0, math.inf, 1.0, Bound.BRACKETED, (), 60.0, 1.0)  # an unknown spread is legal
+    document = json.loads(dumps(replace(trial(), capacities={"short": one})))
+    assert loads(TrialRecord, json.dumps(document), "trial.json").capacities["short"].log_sd == math.inf
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    with pytest.raises(InputError, match=r"trial\.json"):
+        loads(TrialRecord, json.dumps(document), "trial.json")

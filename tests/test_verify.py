@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.comparing import FormulaPlace, flags, install
 from tests.formula import FACTS
 from tests.simulated_study import shared_study
 from tests.synthetic import slo as class_slo
+from tuner.cli import main
 from tuner.comparison import (
     Asked,
     Held,
@@ -26,10 +29,11 @@ from tuner.comparison import (
     hold,
     lock_of,
     prepare_verification,
+    resume_verification,
     verify,
 )
 from tuner.environment import model_revision
-from tuner.errors import InputError
+from tuner.errors import EnvironmentFault, ExitCode, InputError
 from tuner.export import deployment, write
 from tuner.records import Config, Slo
 from tuner.slo import load_slo
@@ -279,3 +283,85 @@ def test_a_promise_survives_the_lock(tmp_path: Path) -> None:
     again = parse_slo(slo_document(promise), "lock", ["short"]).classes["short"]
     assert [(one.metric, one.percentile) for one in again.limits] == [("ttft", 100.0), ("tpot", 99.9)]
     assert [one.limit_s for one in again.limits] == pytest.approx([0.4, 0.029])
+
+
+# --- files that somebody has edited, and going on ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"speed": "bogus"}, "none of quick, fast"),
+        *[({"runs_rps": [{"long_in_long_out": value}]}, "runs_rps") for value in (0, -1, math.nan, math.inf)],
+        ({"capacity_rps": {}}, "no workload that could be measured"),
+        ({"slo": {"classes": {"long_in_long_out": {"ttft": "soon"}, "long_in_short_out": {}}}}, "ttft"),
+    ],
+)
+def test_an_edited_lock_is_refused_before_anything_starts(
+    exported: Path, workloads: Path, change: dict[str, object], says: str
+) -> None:
+    path = exported.with_name("best.lock.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=says):
+        prepare_verification(asked(exported, workloads), install())
+
+
+def test_a_lock_brings_no_variables_but_those_of_tuning(exported: Path) -> None:
+    tuning = {"VLLM_ATTENTION_BACKEND": "FLASHINFER", "OMP_NUM_THREADS": "8"}
+    foreign = (
+        "LD_PRELOAD",
+        "TMPDIR",
+        "PATH",
+        "VLLM_TUNE_SERVER",
+        "VLLM_CACHE_ROOT",
+        "VLLM_PORT",
+        "CUDA_VISIBLE_DEVICES",
+    )
+    path = exported.with_name("best.lock.json")
+    variables = {**tuning, **dict.fromkeys(foreign, "/tmp/x"), "VLLM_KEY": "***", "VLLM_X": "a\0b"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"variables": variables}))
+    lock = lock_of(exported)
+    assert lock is not None
+    assert dict(lock.variables) == tuning
+
+
+def test_a_verification_goes_on_only_with_the_file_that_it_measured(exported: Path, workloads: Path) -> None:
+    measured(exported, workloads, 1.0)
+    folder = ResultsFolder(exported.parent / "verify")
+    definition, _, _ = resume_verification(asked(exported, workloads, rounds=9), install(), folder)
+    assert definition.rounds == 3
+    text = exported.read_text()
+    edits = {
+        "flags": text + "long-prefill-token-threshold: 512\n",
+        "model": re.sub(r"(?m)^model: .*$", "model: another/model", text),
+    }
+    for field, edited in edits.items():
+        exported.write_text(edited)
+        with pytest.raises(InputError, match="is not what was measured") as error:
+            resume_verification(asked(exported, workloads), install(), folder)
+        assert error.value.field == field
+    exported.write_text(text)
+    with pytest.raises(InputError) as error:
+        resume_verification(asked(exported, workloads, given=("--max-logprobs", "5")), install(), folder)
+    assert "is not what was measured" in str(error.value)
+
+
+def test_a_verification_is_resumed_on_its_own_vllm_and_with_nothing_else(
+    exported: Path, workloads: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured(exported, workloads, 1.0)
+    sought: list[str] = []
+
+    def find(path: str) -> NoReturn:
+        sought.append(path)
+        raise EnvironmentFault("found")
+
+    monkeypatch.setattr("tuner.server.find_vllm", find)
+    words = ["verify", str(exported), "--resume", str(exported.parent / "verify")]
+    assert main(words) == ExitCode.ENVIRONMENT
+    assert sought == [install().path]
+    for flag in ("--vllm", "--rounds", "--slo", "--seed", "--out"):
+        assert main([*words, flag, "3"]) == ExitCode.INPUT
+        assert f"{flag} = '3': is kept by the verification" in capsys.readouterr().err
+    assert main(["compare", "--resume", words[-1]]) == ExitCode.INPUT
+    assert "measurements of 1 side" in capsys.readouterr().err

@@ -6,9 +6,13 @@ count from the probe's own start on one monotonic clock; `*_at` are wall-clock U
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt, MinLen, Predicate
 
 FORMAT_VERSION = 1
 """Version of every file in a results folder; readers accept this and older ones."""
@@ -16,6 +20,26 @@ FORMAT_VERSION = 1
 KnobValue = bool | int | float | str
 Config = Mapping[str, KnobValue]
 """Overrides over vLLM's defaults: long flag name without dashes (`max-num-seqs`) to value. `{}` is vLLM's defaults."""
+
+# --- what a number can be; checked where a record is read (store.loads), because files are edited by hand -----------
+
+Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
+NotNegative = Annotated[float, Ge(0), Lt(math.inf)]
+Rate = Annotated[float, Gt(0), Lt(1e9)]  # whatever its logarithm is taken of
+Moment = Annotated[float, Ge(0), Lt(1e11)]  # what a calendar can show
+Index = Annotated[int, Ge(0), Lt(10**9)]
+
+SPEED_NAMES = ("quick", "fast", "normal", "careful")
+"""The measuring presets, shortest first (`tuner.study.speeds`)."""
+
+
+def _is_speed(name: str) -> bool:
+    if name not in SPEED_NAMES:
+        raise ValueError(f"is none of {', '.join(SPEED_NAMES)}")
+    return True
+
+
+Speed = Annotated[str, Predicate(_is_speed)]
 
 
 # --- the promise -------------------------------------------------------------------------------------------------
@@ -252,13 +276,13 @@ class Probe:
     """One (class, rate, seed) measured on one server."""
 
     workload: str  # class name, or `mixed`
-    rate_rps: float
+    rate_rps: NotNegative  # 0: a burst
     seed: int
     purpose: str  # `warm-up`, `memory-proof`, `screen`, `capacity`, `verify`, `bench`
-    ramp_s: float
-    window_s: float
-    wall_s: float
-    started_at: float
+    ramp_s: Finite
+    window_s: Finite
+    wall_s: Finite
+    started_at: Moment
     classes: Mapping[str, ClassMetrics]  # one entry, several for `mixed`
     outcome: Outcome
     margin: float  # worst class
@@ -295,26 +319,26 @@ class Capacity:
     """The highest offered rate at which one class keeps its SLO."""
 
     workload: str
-    rate_rps: float
+    rate_rps: Rate
     log_sd: float  # standard deviation of log(rate) from the probes alone
     slope: float  # d log(margin + 1) / d log(rate) near the capacity
     bound: Bound
     probes: tuple[Probe, ...]
-    measuring_s: float
-    waiting_s: float
+    measuring_s: Finite
+    waiting_s: Finite
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
     """Seconds of one trial by phase."""
 
-    prepare_s: float = 0.0
-    launch_s: float = 0.0  # launch to ready
-    warm_up_s: float = 0.0
-    measure_s: float = 0.0
-    stop_s: float = 0.0
-    settle_s: float = 0.0
-    quality_s: float = 0.0
+    prepare_s: Finite = 0.0
+    launch_s: Finite = 0.0  # launch to ready
+    warm_up_s: Finite = 0.0
+    measure_s: Finite = 0.0
+    stop_s: Finite = 0.0
+    settle_s: Finite = 0.0
+    quality_s: Finite = 0.0
 
     @property
     def total_s(self) -> float:
@@ -416,7 +440,7 @@ class EnvironmentFacts:
     cuda: str
     host: str
     digest: str  # of the kind of machine (environment.kind_digest): what must agree within a study
-    machine: str = ""  # digest that tells this very machine (host, machine id, GPU UUIDs) from others of its kind
+    machine: str = ""  # digest that tells this machine from others of its kind: GPU UUIDs, else host and machine id
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,8 +469,8 @@ class QualityScores:
 class TrialRecord:
     """One replicate: one configuration on one fresh server. Truth on disk."""
 
-    number: int
-    replicate: int
+    number: Index
+    replicate: Index
     config: Config
     step: Step
     state: TrialState
@@ -459,11 +483,11 @@ class TrialRecord:
     phases: PhaseTimes
     environment: str  # EnvironmentFacts.digest
     command: tuple[str, ...]
-    started_at: float
-    ended_at: float
+    started_at: Moment
+    ended_at: Moment
     seed: int
     simulated: bool
-    round: int | None = None  # of the finish
+    round: Index | None = None  # of the finish
     machine: str = ""  # EnvironmentFacts.machine; capacities are compared within one machine only
     screened_against: int | None = None  # number of the incumbent that a screening compared with
     predicted: float | None = None  # relative change of the objective against it, as screened
@@ -484,10 +508,6 @@ class Budget:
     gpu_s: float | None = None  # wall time × GPUs in use
 
 
-SPEED_NAMES = ("quick", "fast", "normal", "careful")
-"""The measuring presets, shortest first (`tuner.study.speeds`)."""
-
-
 @dataclass(frozen=True, slots=True)
 class StudyDefinition:
     """What was asked for. Everything here is fixed for the life of a study, except the budget, which may be raised."""
@@ -496,21 +516,21 @@ class StudyDefinition:
     model: str
     vllm: str  # executable as given
     objective: str  # `capacity`, `goodput`, `throughput` or `latency`
-    workloads: tuple[str, ...]
+    workloads: Annotated[tuple[str, ...], MinLen(1)]
     fixed: Config  # the user's flags after `--`: in every trial, never searched
     baseline: Config  # what the study starts from and compares with; `{}` = vLLM's defaults
     gpus: tuple[int, ...]
     budget: Budget
-    finish_rounds: int
-    speed: str  # measuring preset, one of `SPEED_NAMES`
+    finish_rounds: Index
+    speed: Speed
     lossy_allowed: bool
     seed: int
     slo_digest: str
     workload_digests: Mapping[str, str]
     space_digest: str
-    created_at: float
+    created_at: Moment
     tuner_version: str
-    rate_rps: float | None = None  # for the objectives that are measured at a given rate
+    rate_rps: Rate | None = None  # for the objectives that are measured at a given rate
     model_revision: str = ""  # environment.model_revision at the start; empty: not told
     most_finish_rounds: int = 0  # that a gain which is not proved after `finish_rounds` may take; 0: no more than those
     format_version: int = FORMAT_VERSION

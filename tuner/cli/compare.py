@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def add_measuring_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tuner.comparison import compare, held, kept_traffic, prepare, read_comparison
+    from tuner.comparison import compare, held, kept_traffic, prepare, read_comparison, require_sides
     from tuner.server import find_vllm
     from tuner.store import ResultsFolder
     from tuner.study import StopSignals
@@ -68,7 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder = ResultsFolder(_folder(arguments))
     notes: tuple[str, ...] = ()
     if arguments.resume is not None:
-        definition = read_comparison(folder).definition
+        comparison = read_comparison(folder)
+        require_sides(comparison, 2, folder.root, "tune compare")
+        definition = comparison.definition
         traffic = kept_traffic(folder)
         installs = [find_vllm(side.vllm) for side in definition.sides]
     else:
@@ -164,22 +167,29 @@ def seed_of(arguments: argparse.Namespace) -> int:
 
 def _folder(arguments: argparse.Namespace) -> Path:
     if arguments.resume is not None:
-        for flag in ("model", "slo", "workloads", "gpus", "rounds", "speed", "margin", "seed", "vllm", "mixed", "out"):
-            if getattr(arguments, flag):
-                raise refuse(f"--{flag}", getattr(arguments, flag), "is kept by the comparison", "Leave it out.")
+        kept = ("model", "slo", "workloads", "gpus", "rounds", "speed", "margin", "seed", "vllm", "mixed", "out")
+        refuse_kept(arguments, "comparison", kept)
         if arguments.sides or arguments.fixed:
             raise refuse("--resume", arguments.resume, "keeps its sides and flags", "Leave them out.")
         return Path(arguments.resume)
     return new_folder(arguments.out, "compare")
 
 
+def refuse_kept(arguments: argparse.Namespace, kind: str, flags: Sequence[str]) -> None:
+    """What --resume takes from the folder may not be said again: it would have no effect."""
+    for flag in flags:
+        if getattr(arguments, flag):
+            raise refuse(f"--{flag}", getattr(arguments, flag), f"is kept by the {kind}", "Leave it out.")
+
+
 def new_folder(out: str | None, kind: str) -> Path:
     """Where the results go; refused where something else lies already."""
+    from tuner.store import usable_name
     from tuner.store.files import disk_errors
 
     if out is None:
         return Path("results") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(out)
+    folder = usable_name(Path(out), "--out")
     with disk_errors(folder):
         if any((folder / name).exists() for name in ("comparison.json", "study.json", "trials")):
             raise refuse("--out", out, "holds results already", "Choose another folder, or go on with --resume.")

@@ -5,11 +5,11 @@ from tuner.comparison.drift import Drift, Now, Weight, drift_between
 from tuner.comparison.hold import TOLERANCE, ClassHold, Held, Verified, hold
 from tuner.comparison.lock import LOCK_FILE, Lock, lock_of
 from tuner.comparison.place import BySide, Place, Servers, ThisMachine, Traffic, held
-from tuner.comparison.record import Comparison, Definition, Result, kept_traffic, read_comparison
+from tuner.comparison.record import Comparison, Definition, Result, kept_traffic, read_comparison, require_sides
 from tuner.comparison.rounds import compare
 from tuner.comparison.sides import Side, Source, divide, open_source, read_configuration
 from tuner.comparison.verdict import MARGIN, Contrast, Judgement, SideRate, Standing, contrast, objective
-from tuner.comparison.verify import VERIFIED_FILE, Verification, prepare_verification, verify
+from tuner.comparison.verify import VERIFIED_FILE, Verification, prepare_verification, resume_verification, verify
 
 __all__ = [
     "LOCK_FILE",
@@ -56,5 +56,7 @@ __all__ = [
     "prepare_verification",
     "read_comparison",
     "read_configuration",
+    "require_sides",
+    "resume_verification",
     "verify",
 ]

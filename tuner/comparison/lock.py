@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.errors import InputError
-from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts, KnobValue, Slo
+from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts, KnobValue, Rate, Slo, Speed
+from tuner.server.command import users_environment
 from tuner.slo import parse_slo
 from tuner.store import loads, read_text
 
 LOCK_FILE = "best.lock.json"
+
+_HIDDEN = "***"  # stands where a record leaves a secret out
+
+_CARRIED = re.compile(r"(VLLM|NCCL|TORCH|PYTORCH|OMP|KMP|FLASHINFER)_\w+")
+_OWN = re.compile(
+    r"VLLM_(SERVER_DEV_MODE|CACHE_ROOT|NO_USAGE_STATS|CONFIG_ROOT|ASSETS_CACHE|API_KEY|TUNE_\w+)|TORCHINDUCTOR_.*"
+)
+"""As the export carries them: what belongs to the tuner or the machine is no part of a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +36,9 @@ class LockedFlag:
 class LockedRate:
     """Recorded capacity of one class; `value` is the geometric mean of `n` runs."""
 
-    value: float
+    value: Rate
     low: float
-    high: float
+    high: float | None  # None: unbounded
     n: int
     bound: str | None = None
 
@@ -58,8 +68,8 @@ class Lock:
     variables: Mapping[str, str] = field(default_factory=dict)
     fixed: Config = field(default_factory=dict)
     baseline: Config = field(default_factory=dict)
-    runs_rps: tuple[Mapping[str, float], ...] = ()
-    speed: str = "normal"
+    runs_rps: tuple[Mapping[str, Rate], ...] = ()
+    speed: Speed = "normal"
     format_version: int = FORMAT_VERSION
 
     @property
@@ -90,4 +100,17 @@ class Lock:
 def lock_of(configuration: Path) -> Lock | None:
     """The lock beside a configuration file; None where there is none. InputError where it cannot be read."""
     path = configuration.with_name(LOCK_FILE)
-    return loads(Lock, read_text(path), str(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    lock = loads(Lock, read_text(path), str(path))
+    return replace(lock, variables=carried(lock.variables))
+
+
+def carried(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that an export would have written; a lock may be a stranger's, and they reach servers (LD_PRELOAD, …)."""
+    tuning = {
+        name: value
+        for name, value in variables.items()
+        if _CARRIED.fullmatch(name) and not _OWN.fullmatch(name) and _HIDDEN not in value and "\0" not in value
+    }
+    return users_environment(tuning)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Gt, Lt, MinLen
 
 from tuner.comparison.place import Traffic
 from tuner.comparison.sides import Side
 from tuner.comparison.verdict import Judgement, SideRate
 from tuner.errors import InputError
 from tuner.finish import Run
-from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts
+from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts, Finite, Moment, NotNegative, Rate, Speed
 from tuner.store import ResultsFolder, dumps, loads, read_text, write_atomic
+from tuner.study.result import require_known
 
 FILE = "comparison.json"
 
@@ -24,17 +28,17 @@ class Definition:
     name: str
     model: str
     model_revision: str
-    sides: tuple[Side, ...]
+    sides: Annotated[tuple[Side, ...], MinLen(1)]
     fixed: Config  # flags that all sides share
-    workloads: tuple[str, ...]
+    workloads: Annotated[tuple[str, ...], MinLen(1)]
     gpus: tuple[int, ...]
-    rounds: int
-    speed: str
-    margin: float
+    rounds: Annotated[int, Gt(0), Lt(1000)]
+    speed: Speed
+    margin: Annotated[float, Gt(0), Lt(1)]
     seed: int
     slo_digest: str
     workload_digests: Mapping[str, str]
-    created_at: float
+    created_at: Moment
     tuner_version: str
 
 
@@ -43,14 +47,14 @@ class Result:
     """What the rounds said. `against_first` holds the verdict of every further side, by its index."""
 
     rates: tuple[Mapping[str, SideRate], ...]  # by side
-    values: tuple[tuple[Mapping[str, float], ...], ...]  # by side, by round: capacities of the runs that kept the SLO
-    weights: Mapping[str, float]  # of each workload in the objective; they sum to 1
+    values: tuple[tuple[Mapping[str, Rate], ...], ...]  # by side, by round: capacities of the runs that kept the SLO
+    weights: Mapping[str, NotNegative]  # of each workload in the objective; they sum to 1
     failures: tuple[str, ...]  # by side: why it is out; empty where it always kept the SLO
     against_first: Mapping[int, Judgement]
     runs: int
-    wall_s: float
+    wall_s: Finite
     simulated: bool
-    finished_at: float
+    finished_at: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,35 @@ def read_comparison(folder: ResultsFolder) -> Comparison:
             rule=f"holds no {FILE}",
             remedy="Name the folder of a comparison, such as results/compare-20260101-030000.",
         )
-    return loads(Comparison, read_text(path), str(path))
+    comparison = loads(Comparison, read_text(path), str(path))
+    require_known(comparison.definition.workloads, comparison.definition.workload_digests, path)
+    sides = len(comparison.definition.sides)
+    result = comparison.result
+    judged = range(1, sides) if result is None else result.against_first
+    parts = [comparison.environments] + ([] if result is None else [result.rates, result.values, result.failures])
+    planned = all(0 <= run.number < sides for run in comparison.plan)
+    if not planned or any(len(part) != sides for part in parts) or set(judged) != set(range(1, sides)):
+        raise InputError(
+            where=str(path),
+            field="definition.sides",
+            value=[side.name for side in comparison.definition.sides],
+            rule="are not the sides that were planned and measured",
+            remedy="Restore the file from a backup.",
+        )
+    return comparison
+
+
+def require_sides(comparison: Comparison, count: int, where: Path, command: str) -> None:
+    """InputError where a folder is another command's: one side is a verification's, two are a comparison's."""
+    sides = len(comparison.definition.sides)
+    if sides != count:
+        raise InputError(
+            where="command line",
+            field="--resume",
+            value=str(where),
+            rule=f"holds measurements of {sides} side{'s' if sides > 1 else ''}, and {command} has {count}",
+            remedy="Name a folder of the same command (one side: `tune verify`; two: `tune compare`).",
+        )
 
 
 def keep_traffic(folder: ResultsFolder, traffic: Traffic) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tuner.comparison.lock import carried
 from tuner.comparison.place import BySide, Place, Servers, Traffic
 from tuner.comparison.record import Comparison, Definition, Result, keep_traffic, read_comparison, write_comparison
 from tuner.comparison.verdict import contrast, failure, kept_values, side_rates
@@ -34,7 +35,7 @@ def compare(
     Raises Interrupted, EnvironmentFault or HarnessError with everything finished on disk; the same call goes on.
     """
     servers = [
-        Servers(installs[side.vllm], definition.model, definition.fixed, definition.gpus, side.variables)
+        Servers(installs[side.vllm], definition.model, definition.fixed, definition.gpus, carried(side.variables))
         for side in definition.sides
     ]
     environments = tuple(place.facts(one.install, definition.gpus) for one in servers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tuner.finish import Layout, Measured, feasible, layout
-from tuner.records import Estimate
+from tuner.records import Estimate, Rate
 from tuner.stats import equivalent
 
 MARGIN = 0.05
@@ -40,9 +40,9 @@ class Contrast:
 class SideRate:
     """SLO capacity of one class on one side: geometric mean, least and greatest run."""
 
-    value: float
-    low: float
-    high: float
+    value: Rate
+    low: Rate
+    high: Rate
     n: int
     at_least: bool  # some run kept the SLO at every rate probed
 

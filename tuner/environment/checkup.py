@@ -77,7 +77,7 @@ def check_model(model: str) -> Check:
         return Check("model", Status.FAIL, f"{model} holds no config.json", "Name the folder that has it.")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) or model.startswith((".", "/", "~")):
         return Check("model", Status.FAIL, f"{model} is no folder", "Name a folder or a hub name (org/name, name).")
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    home = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     if (hub / f"models--{model.replace('/', '--')}" / "snapshots").is_dir():
         return Check("model", Status.OK, f"{model} lies in {hub}")

@@ -49,7 +49,10 @@ def facts(vllm: Installed, indices: Sequence[int]) -> EnvironmentFacts:
         digest="",
     )
     host = socket.gethostname()
-    serials = [host, _machine_id(), *(gpu.uuid for gpu in gpus(indices))]
+    # The cards tell the machine where there are any: a container's host name and machine id are new with every start.
+    serials = [gpu.uuid for gpu in gpus(indices) if gpu.uuid]
+    if not serials or len(serials) < len(indices):
+        serials = [host, _machine_id(), *serials]
     return replace(known, host=host, digest=kind_digest(known), machine=_digest(serials))
 
 

@@ -30,7 +30,8 @@ def model_revision(model: str, revision: str | None = None) -> str:
 def _hub_cache() -> Path:
     """Where huggingface_hub keeps its files (its documentation, "Environment variables")."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")).expanduser()
+    # os.path's own leaves `~` where there is no home; Path's raises.
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")))
 
 
 def _hub_name(model: str) -> str:

@@ -52,11 +52,18 @@ def message(profile: str, night: Night, events: Sequence[Event], summary: str) -
 
 
 def _call(hook: Hook, content: Mapping[str, object], environment: Mapping[str, str]) -> Told:
-    if hook.command:
-        return Told(hook.command[0], _run(hook, content, environment))
-    name = f"webhook ${hook.webhook_variable}" if hook.webhook_variable else f"webhook {_host(hook.webhook)}"
-    url = environment.get(hook.webhook_variable, "") if hook.webhook_variable else hook.webhook
-    return Told(name, _post(url, hook.timeout_s, content))
+    """Whatever a hook is made of: the night it tells of is over, and the next one must not die of it again."""
+    name = hook.command[0] if hook.command else f"webhook ${hook.webhook_variable}"
+    try:
+        if hook.command:
+            return Told(name, _run(hook, content, environment))
+        if hook.webhook:
+            name = "webhook"  # until its host, which may be shown, is known
+            name = f"webhook {_host(hook.webhook)}"
+        url = environment.get(hook.webhook_variable, "") if hook.webhook_variable else hook.webhook
+        return Told(name, _post(url, hook.timeout_s, content))
+    except (ValueError, OverflowError, httpx.InvalidURL) as error:
+        return Told(name, f"cannot be called ({type(error).__name__})")  # its text may hold the address
 
 
 def _run(hook: Hook, content: Mapping[str, object], environment: Mapping[str, str]) -> str:
@@ -65,7 +72,8 @@ def _run(hook: Hook, content: Mapping[str, object], environment: Mapping[str, st
         done = subprocess.run(
             hook.command,
             input=json.dumps(content),
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # what it prints is in whatever encoding it likes
             capture_output=True,
             timeout=hook.timeout_s,
             env={**environment, "TUNE_EVENTS": ",".join(_kinds(content))},

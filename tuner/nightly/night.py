@@ -36,7 +36,7 @@ from tuner.nightly.record import Event, History, Night, Promoted, SideRuns, Stat
 from tuner.nightly.report import junit, markdown
 from tuner.nightly.rotate import rotate
 from tuner.nightly.search import Found, SearchPlan, keep_plan, kept_plan, plan_search, reasons, search
-from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts
+from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts, Index, Moment
 from tuner.serve_args import to_argv
 from tuner.server import VllmInstall
 from tuner.store import ResultsFolder, dumps, loads, read_text, write_atomic
@@ -54,10 +54,10 @@ EXPORTED = ("best.yaml", "best.sh", "best.json", LOCK_FILE)
 class Begun:
     """Content of `begun.json`: what a night started with."""
 
-    number: int
-    started_at: float
+    number: Index
+    started_at: Moment
     environments: tuple[str, ...]  # digests, one a vLLM
-    incumbent: int
+    incumbent: Index
     config: Config
     format_version: int = FORMAT_VERSION
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from tuner.documents import Node, digest, read_yaml
 from tuner.errors import InputError
 from tuner.records import SPEED_NAMES
+from tuner.store import usable_name
 
 REASONS = ("no-incumbent", "new-vllm", "new-model", "drift")
 """Why a night may go on searching."""
@@ -18,6 +22,8 @@ EVENTS = ("regression", "recovery", "promotion", "version")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
+MOST_S = 366 * 86400.0
+MOST_HOOK_S = 86400.0  # no hook is waited for longer than until the next night
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TOP = (
     "name",
@@ -117,7 +123,9 @@ def load_profile(path: Path) -> Profile:
         name=name,
         model=_model(top["model"], base),
         slo=_existing(top["slo"], base),
-        results=base / (top["results"].text() if "results" in top else f"results/nightly/{name}"),
+        results=usable_name(
+            _path(top["results"], base) if "results" in top else base / f"results/nightly/{name}", "results"
+        ),
         workloads=_existing(top["workloads"], base) if "workloads" in top else None,
         incumbent=_existing(top["incumbent"], base) if "incumbent" in top else None,
         vllm=_executable(top["vllm"], base) if "vllm" in top else "vllm",
@@ -186,14 +194,14 @@ def _hook(node: Node) -> Hook:
     if "command" in given and not command:
         given["command"].fail("is empty", "Write the program and its arguments as a list.")
     url = given["webhook"].text() if "webhook" in given else ""
-    if url and not url.startswith(("http://", "https://")):
+    if url and not _is_address(url):
         given["webhook"].fail("is no HTTP address", "Write https://….")
     return Hook(
         on,
         command,
         url,
         given["webhook_variable"].text() if "webhook_variable" in given else "",
-        _duration_s(given["timeout"]) if "timeout" in given else Hook(()).timeout_s,
+        _duration_s(given["timeout"], MOST_HOOK_S) if "timeout" in given else Hook(()).timeout_s,
     )
 
 
@@ -205,13 +213,23 @@ def _share(node: Node) -> float:
     return value
 
 
-def _duration_s(node: Node) -> float:
+def _is_address(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
+
+
+def _duration_s(node: Node, at_most: float = MOST_S) -> float:
     text = node.value if isinstance(node.value, str) else ""
     if not _DURATION.fullmatch(text):
         node.fail("is not a duration", "Write for example 45m, 2h or 1h30m.")
     seconds = sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhd]", text))
     if seconds <= 0:
         node.fail("must be longer than nothing", "Write for example 45m.")
+    if seconds > at_most:
+        node.fail(f"is longer than {at_most / 86400:.0f} d", "Write for example 45m.")
     return seconds
 
 
@@ -219,11 +237,13 @@ def _word(node: Node) -> str:
     """One word of a command line; numbers are written as they stand."""
     if isinstance(node.value, bool) or not isinstance(node.value, str | int | float):
         node.fail("must be one word of a command line", "Quote it.")
-    return str(node.value)
+    if "\0" in str(node.value):
+        node.fail("holds a NUL, which ends a word", "Remove it.")
+    return node.text() if str(node.value).strip() and isinstance(node.value, str) else str(node.value)
 
 
 def _existing(node: Node, base: Path) -> Path:
-    path = base / Path(node.text()).expanduser()
+    path = _path(node, base)
     if not path.exists():
         node.fail("does not exist", f"Paths count from {base}.")
     return path
@@ -232,13 +252,21 @@ def _existing(node: Node, base: Path) -> Path:
 def _model(node: Node, base: Path) -> str:
     """A folder, counted from the profile's, or a hub name, which stays as it is."""
     text = node.text()
-    path = base / Path(text).expanduser()
+    path = _path(node, base)
     return str(path) if path.is_dir() else text
 
 
 def _executable(node: Node, base: Path) -> str:
     text = node.text()
-    return str(base / Path(text).expanduser()) if "/" in text else text
+    return str(_path(node, base)) if "/" in text else text
+
+
+def _path(node: Node, base: Path) -> Path:
+    """Counted from the profile's folder; `~` is the home, also where Path.expanduser() would raise (unknown users)."""
+    text = node.text()
+    if "\0" in text:
+        node.fail("holds a NUL, which no path can", "Remove it.")
+    return base / os.path.expanduser(text)
 
 
 def check_variables(profile: Profile, environment: dict[str, str]) -> None:

@@ -11,11 +11,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import MinLen, Predicate
 
 from tuner.comparison import Contrast
+from tuner.errors import InputError
 from tuner.nightly.level import Change, objectives
-from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts
+from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts, Finite, Index, Moment, NotNegative, Rate
 from tuner.store import dumps, loads, read_text, write_atomic
+
+
+def _is_search(folder: str) -> bool:
+    if not re.fullmatch(r"searches/[0-9a-f]+", folder):
+        raise ValueError("is no folder of a search (searches/KEY)")
+    return True
+
+
+SearchFolder = Annotated[str, Predicate(_is_search)]
+"""Below the results folder. What lies there is deleted one day (rotate), so a record may name nothing else."""
 
 
 class State(StrEnum):
@@ -41,7 +55,7 @@ class SideRuns:
 
     name: str  # `incumbent`, `defaults` or `incumbent on vLLM …`
     vllm_version: str
-    values: tuple[Mapping[str, float], ...]  # capacities of each run that kept the SLO
+    values: tuple[Mapping[str, Rate], ...]  # capacities of each run that kept the SLO
     at_least: tuple[str, ...]  # classes that kept it at every rate probed
     failure: str
 
@@ -51,7 +65,7 @@ class Searched:
     """What a continued search came to."""
 
     reasons: tuple[str, ...]
-    folder: str  # below the results folder
+    folder: SearchFolder
     verdict: str
     trials: int
 
@@ -70,17 +84,17 @@ class Promoted:
 class Night:
     """One night. `incumbent` counts promotions: 0 is what the profile names, or vLLM's defaults."""
 
-    number: int
+    number: Index
     series: str  # nights of one series are comparable: same machine, workloads, SLO, speed and fixed flags
-    incumbent: int
+    incumbent: Index
     config: Config  # of the incumbent, without the flags that every server has
     given: Config  # of the incumbent that the profile names
-    started_at: float
-    ended_at: float
+    started_at: Moment
+    ended_at: Moment
     environment: EnvironmentFacts
     model_revision: str
-    weights: Mapping[str, float]
-    sides: tuple[SideRuns, ...]  # the incumbent first
+    weights: Annotated[Mapping[str, NotNegative], MinLen(1)]
+    sides: Annotated[tuple[SideRuns, ...], MinLen(1)]  # the incumbent first
     changes: Mapping[str, Change]  # of the incumbent: `overall` and each class; and `defaults`
     state: State
     events: tuple[Event, ...] = ()
@@ -90,7 +104,7 @@ class Night:
     candidate: Promoted | None = None
     accepted: bool = False  # the user took this night's level as the new reference
     simulated: bool = False
-    wall_s: float = 0.0
+    wall_s: Finite = 0.0
     notes: tuple[str, ...] = field(default=())
     format_version: int = FORMAT_VERSION
 
@@ -119,7 +133,7 @@ class History:
         files = sorted(
             path for path in self.root.glob("nights/*/night.json") if re.fullmatch(r"\d{4,}", path.parent.name)
         )
-        return tuple(loads(Night, read_text(path), str(path)) for path in files)
+        return tuple(_read(path) for path in files)
 
     def write(self, night: Night) -> None:
         """The night's record, then the CSV, which is rebuilt from all records and so cannot disagree with them."""
@@ -132,6 +146,22 @@ class History:
             text, columns = as_csv(nights)
             write_atomic(self.root / "history.csv", text)
             write_atomic(self.root / "otava.yaml", otava_config(columns))
+
+
+def _read(path: Path) -> Night:
+    night = loads(Night, read_text(path), str(path))
+    for side in night.sides:
+        for run in side.values:
+            for name in night.weights:
+                if name not in run:
+                    raise InputError(
+                        where=str(path),
+                        field="sides",
+                        value=sorted(run),
+                        rule=f"holds a run of {side.name} without a capacity of {name}",
+                        remedy="Restore the file from a backup.",
+                    )
+    return night
 
 
 def as_csv(nights: Sequence[Night]) -> tuple[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from tuner.documents import digest
 from tuner.export import write_best
 from tuner.finish import Decision
 from tuner.nightly.ready import Ready
-from tuner.nightly.record import Event, History, Night, Searched
+from tuner.nightly.record import Event, History, Night, Searched, SearchFolder
 from tuner.records import FORMAT_VERSION, Budget, Config, EnvironmentFacts, StudyDefinition
 from tuner.store import ResultsFolder, dumps, loads, read_text, write_atomic
 from tuner.study import (
@@ -37,7 +37,7 @@ class SearchPlan:
     """Content of a night's `search.json`: decided once, so that a night that was killed goes on with the same."""
 
     reasons: tuple[str, ...]
-    folder: str  # below the results folder
+    folder: SearchFolder
     budget: Budget
     baseline: Config
     enqueued: tuple[Config, ...]

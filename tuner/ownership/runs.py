@@ -35,7 +35,7 @@ from tuner.ownership.processes import (
     table,
     this_process,
 )
-from tuner.store.files import write_atomic
+from tuner.store.files import user_folder, write_atomic
 
 FORMAT_VERSION = 1
 MARKER = "VLLM_TUNE_SERVER"
@@ -96,8 +96,7 @@ class Removed:
 
 def runs_folder() -> Path:
     """Where this user's run files lie, whatever the results folder."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "vllm-tune" / "runs"
+    return user_folder("XDG_STATE_HOME", ".local/state") / "vllm-tune" / "runs"
 
 
 def new_temporary() -> Path:

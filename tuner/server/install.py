@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tuner.errors import EnvironmentFault, InputError, TunerError
 from tuner.serve_args import ServeFlags, parse_help
-from tuner.store.files import write_atomic
+from tuner.store.files import user_folder, write_atomic
 
 _ASK_S = 300.0  # imports alone take 7-40 s; a cold network disk takes longer
 _CACHE_VERSION = 1
@@ -39,7 +39,7 @@ class VllmInstall:
 
 def cache_home() -> Path:
     """This user's cache folder for the tuner."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-tune"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "vllm-tune"
 
 
 def find_vllm(executable: str = "vllm", *, cache: Path | None = None) -> VllmInstall:
@@ -94,7 +94,8 @@ def _resolve(executable: str) -> Path:
         raise EnvironmentFault(
             "no `vllm` on PATH. Install vLLM, activate its environment, or name its executable by --vllm PATH."
         )
-    rule = "is not executable" if Path(executable).expanduser().exists() else "is no executable file and not on PATH"
+    there = Path(os.path.expanduser(executable)).exists()  # Path's own expanduser() raises for an unknown user
+    rule = "is not executable" if there else "is no executable file and not on PATH"
     raise InputError(
         where="command line",
         field="--vllm",

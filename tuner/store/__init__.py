@@ -1,6 +1,6 @@
 """Results on disk: versioned JSON records and raw requests, written atomically; it judges nothing."""
 
-from tuner.store.files import append_line, read_text, write_atomic
+from tuner.store.files import append_line, read_text, usable_name, user_folder, write_atomic
 from tuner.store.folder import ResultsFolder
 from tuner.store.serial import dumps, loads, read_requests, write_requests
 
@@ -11,6 +11,8 @@ __all__ = [
     "loads",
     "read_requests",
     "read_text",
+    "usable_name",
+    "user_folder",
     "write_atomic",
     "write_requests",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.errors import InputError
 from tuner.records import RequestResult, TrialRecord
-from tuner.store.files import read_text, write_atomic
+from tuner.store.files import read_text, usable_name, write_atomic
 from tuner.store.serial import dumps, loads, read_requests, write_requests
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
@@ -19,7 +19,7 @@ class ResultsFolder:
     """Paths and files of one study, `root` = results/STUDY."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = usable_name(root, "folder")
 
     @property
     def study_file(self) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tuner.errors import InputError
 from tuner.records import FORMAT_VERSION, RequestResult, RequestStatus
-from tuner.store.files import write_atomic
+from tuner.store.files import read_bytes, write_atomic
 
 T = TypeVar("T")
 
@@ -25,6 +26,9 @@ Migration = Callable[[dict[str, Any]], dict[str, Any]]
 MIGRATIONS: dict[int, Migration] = {}
 """From format version N to N + 1, applied in order. Empty while version 1 is the only one."""
 
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""JSON can write it, and no file or page can then hold it (it is not UTF-8)."""
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
@@ -45,17 +49,21 @@ def loads(kind: type[T], text: str, where: str) -> T:
     """The record in `text`; InputError when it is no record of this kind or of a newer format."""
     try:
         document = json.loads(text)
+        escaped = "\\ud" in text.lower()  # most texts hold none and need no second look
+        half = _HALF_CHARACTER.search(json.dumps(document, ensure_ascii=False)) if escaped else None
     except (ValueError, RecursionError) as error:
         raise _unreadable(where, "(file)", text[:60], f"is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise _unreadable(where, "(file)", text[:60], "must be a JSON object")
+    if half is not None:
+        raise _unreadable(where, "(file)", half[0], "holds half of a character (a lone \\ud800 … \\udfff)")
     document = _migrated(document, where)
     try:
         record: T = _adapter(kind).validate_python(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "(file)"
-        raise _unreadable(where, field, first.get("input"), first["msg"]) from error
+        raise _unreadable(where, field, first.get("input"), first["msg"].removeprefix("Value error, ")) from error
     return record
 
 
@@ -68,13 +76,23 @@ def write_requests(path: Path, requests: Iterable[RequestResult]) -> None:
 
 def read_requests(path: Path) -> tuple[RequestResult, ...]:
     """What `write_requests` wrote."""
+    packed = read_bytes(path)
     try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        lines = gzip.decompress(packed).decode().splitlines()
         header = json.loads(lines[0])
         if header.get("format_version", 0) > FORMAT_VERSION:
             raise _too_new(str(path), header["format_version"])
         return tuple(_request(json.loads(line)) for line in lines[1:])
-    except (OSError, EOFError, zlib.error, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+    except (
+        gzip.BadGzipFile,
+        EOFError,
+        zlib.error,
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise _unreadable(str(path), "(file)", path.name, f"holds no raw requests ({error})") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -106,4 +106,19 @@ def read_study(folder: ResultsFolder) -> StudyFile:
             rule="holds no study.json",
             remedy="Name the folder of a study, such as results/NAME.",
         )
-    return loads(StudyFile, read_text(path), str(path))
+    file = loads(StudyFile, read_text(path), str(path))
+    require_known(file.definition.workloads, file.definition.workload_digests, path)
+    return file
+
+
+def require_known(workloads: Sequence[str], known: Mapping[str, str], where: Path) -> None:
+    """InputError where a record measures a workload that it was not prepared with: somebody has edited it."""
+    for name in workloads:
+        if known and name not in known:
+            raise InputError(
+                where=str(where),
+                field="definition.workloads",
+                value=name,
+                rule=f"is none of the workloads that this was prepared with ({', '.join(known)})",
+                remedy="Restore the file from a backup.",
+            )
