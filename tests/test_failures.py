@@ -258,6 +258,7 @@ IN_CONTAINER = (
         ("56.64 GiB", (58.9, 0.5), "oom-start"),  # beside a display server
         ("0 bytes", (60.0,), "gpu-not-free"),  # we are not even among them
         ("56.64 GiB", (17.0,), "gpu-not-free"),
+        ("9.50 GiB", (17179869184.0,), "oom-start"),  # the driver told nothing
     ],
 )
 def test_in_a_container_our_own_memory_is_not_somebody_elses(

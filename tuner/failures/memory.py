@@ -149,6 +149,9 @@ def _out_of_memory(case: Case, judgement: Judgement) -> Judgement:
     text = case.match.string
     free, own, total, tried = _gib(_FREE, text), _gib(_OWN, text), _gib(_TOTAL, text), _gib(_TRIED, text)
     named = [float(value) * _UNITS[unit[0]] for value, unit in _OTHER.findall(text)]
+    if total is not None:  # what the driver does not tell is printed as 17179869184.00 GiB
+        named = [held for held in named if held <= total]
+        own = None if own is not None and own > total else own
     if own is None and (own := _own_among(named, text)) is not None:
         named.remove(own)
     others = sum(named)
