@@ -236,9 +236,15 @@ class Optimizer:
         if knowledge is None:
             return None
         policy = Policy(knowledge, self._advice, admissible, self._others)
+        if policy.free_due() and (free := self._ask_free(tracks, sampler, policy)) is not None:
+            return free
         candidate = policy.next()
         if candidate is None:
-            return self._ask_free(tracks, sampler, policy)
+            if (free := self._ask_free(tracks, sampler, policy)) is not None:
+                return free
+            candidate = policy.next(free=False)
+        if candidate is None:
+            return None
         changed = tracks.changes(policy.origin.point, candidate.point)
         step = Step(candidate.kind, changed, policy.origin.number, candidate.reason)
         return self._propose(tracks.config(candidate.point), step)

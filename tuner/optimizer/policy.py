@@ -34,6 +34,8 @@ class Settings:
     screen: float = 0.03  # predicted loss, as a logarithm, at which a candidate is dropped
     advice_gain: float = 0.05  # expected from a step in the direction of a diagnosis that is sure
     least: float = 0.001  # expected improvement below which free steps are tried
+    free_share: float = 1 / 3  # of all trials after the first ones are free, at least: no step's promise is sure
+    first: int = 5  # trials before that
     optimism: float = 2.0  # standard deviations above the expectation that a free step hopes for
     looks: int = 4  # measurements of one configuration in the search, at most
     bearable: float = 0.05  # loss of a step, in log objective, up to which its new bottleneck is worth a try
@@ -196,10 +198,10 @@ class Policy:
         self._careful = len(self.crashes) + 1 > max(2.0, self.settings.crash_share * (len(self.entries) + 1))
         self._suspects = self._involved()
 
-    def next(self) -> Candidate | None:
+    def next(self, *, free: bool = True) -> Candidate | None:
         """The most promising step, repair, combination or second look; None when it is a free step's turn.
 
-        Where no step promises enough, free steps and second looks take turns.
+        Where no step promises enough, free steps and second looks take turns; `free`: whether there is one at all.
         """
         candidates = {
             c.point: c for c in (*self._steps(), *self._repairs(), *self._combinations(), *self._follow_ups())
@@ -213,10 +215,16 @@ class Policy:
         best = int(np.argmax(scores))
         if scores[best] < self.settings.least:
             kinds = [entry.kind for entry in self.entries]
-            if not looks or kinds.count(StepKind.CONFIRM) >= kinds.count(StepKind.FREE):
+            if not looks or (free and kinds.count(StepKind.CONFIRM) >= kinds.count(StepKind.FREE)):
                 return None
             best = len(steps) + int(np.argmax(scores[len(steps) :]))
         return replace(chosen[best], reason=f"{chosen[best].reason}; {self.outlook(chosen[best].point)}")
+
+    def free_due(self) -> bool:
+        """Whether it is a free step's turn, whatever the steps promise: priors that are wrong never show it."""
+        late = len(self.entries) - self.settings.first
+        free = sum(entry.kind is StepKind.FREE for entry in self.entries)
+        return late > 0 and free < self.settings.free_share * late
 
     def scores(self, points: Sequence[Point], promised: Sequence[float] | None = None) -> list[float]:
         """What a measurement of each point is expected to add to the best known, the diagnosis counted in.
