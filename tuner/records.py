@@ -27,7 +27,7 @@ Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
 NotNegative = Annotated[float, Ge(0), Lt(math.inf)]
 Rate = Annotated[float, Gt(0), Lt(1e9)]  # whatever its logarithm is taken of
 Moment = Annotated[float, Ge(0), Lt(1e11)]  # what a calendar can show
-Index = Annotated[int, Ge(0), Lt(10**9)]
+Index = Annotated[int, Ge(0), Lt(2**63)]  # `bench` numbers its replicates by the clock
 
 SPEED_NAMES = ("quick", "fast", "normal", "careful")
 """The measuring presets, shortest first (`tuner.study.speeds`)."""
