@@ -100,7 +100,7 @@ def targets(results: Sequence[Result], ours: str, searchers: Sequence[str]) -> s
     worst, where = 0.0, ""
     for scenario in dict.fromkeys(r.scenario for r in results):
         minutes = {n: statistics.fmean(r.minutes for r in rows_of(results, n, scenario)) for n in searchers}
-        best = min(value for name, value in minutes.items() if name != ours)
+        best = min((value for name, value in minutes.items() if name != ours), default=math.inf)
         worst, where = max((worst, where), (minutes[ours] / best, scenario))
     line("in no scenario slower than 1.3 × the best rival", f"{worst:.2f} ({where})", worst <= 1.3)
     return "\n".join(lines)
