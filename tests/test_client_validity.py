@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -172,32 +173,52 @@ def test_requests_that_a_stop_kept_from_being_sent_prove_nothing() -> None:
     assert judge([*GOOD[:100], *unsent]).reasons == ()
 
 
+HOGS = """
+import os, sys
+from tuner.client.worker import ask_for_priority
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.setsid()
+        ask_for_priority()
+        os.write(1, b"%d\\n" % os.getpid())
+        os.read(0, 1)
+        while True:
+            pass
+while True:
+    os.wait()
+"""
+
+
 @contextmanager
 def hogs(count: int) -> Iterator[None]:
     """Processes that want all of this core, as urgently as the workers and like them each in a session of its own."""
-    code = "from tuner.client.worker import ask_for_priority\nask_for_priority()\nprint(flush=True)\nwhile True: pass"
-    words = [sys.executable, "-c", code]
-    running = [subprocess.Popen(words, start_new_session=True, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(count)]
+    words = [sys.executable, "-c", HOGS, str(count)]
+    parent = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    pids: list[int] = []
     try:
-        for hog in running:
-            assert hog.stdout is not None
-            hog.stdout.readline()  # before that it is no match for a worker
+        pids += [int(parent.stdout.readline()) for _ in range(count)]  # before that one is no match for a worker
+        parent.stdin.close()  # they wait for this, lest the first ones keep the others from starting
         yield
     finally:
-        for hog in running:
-            hog.kill()
-            hog.communicate()
+        parent.kill()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        parent.wait()
+        parent.stdin.close()
+        parent.stdout.close()
 
 
 def test_a_starved_client_is_found_out() -> None:
-    """The worker wants a quarter of a core and gets a thirteenth; the server has another core, where there is one."""
+    """The worker wants a tenth of a core or more and gets a twenty-fifth; the server has another core, if there is one."""
     cores = sorted(os.sched_getaffinity(0))
     times = [k / 300 for k in range(300)]
     with ReferenceServer("--t1", "500", "--t2", "10") as server:
         os.sched_setaffinity(server.process.pid, cores[1:] or cores)
         os.sched_setaffinity(0, cores[:1])
         try:
-            with hogs(12):
+            with hogs(24):
                 load = run_load(server.url, requests_at(times, tokens=100), timeout_s=60, drain_s=60, workers=1)
         finally:
             os.sched_setaffinity(0, cores)
