@@ -541,3 +541,12 @@ def test_a_limit_that_no_request_defines_has_no_value_in_a_curve(copy: ResultsFo
     report = build(material(copy, [without(record) for record in copy.trials()]))
     assert report.curves
     assert all(not curve.baseline and not curve.best for curve in report.curves)
+
+
+def test_a_study_that_names_fewer_classes_than_it_has_measured_is_reported(copy: ResultsFolder) -> None:
+    study = material(copy)
+    name = study.file.definition.workloads[0]
+    short = replace(study.file.definition, workloads=(name,))
+    report = build(replace(study, file=replace(study.file, definition=short)))
+    assert [row.workload for row in report.classes] == [name]
+    assert {curve.workload for curve in report.curves} == {name}

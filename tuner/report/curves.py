@@ -27,7 +27,8 @@ def curves(
 ) -> tuple[Curve, ...]:
     """One curve a workload, class and limit, in the SLO's order. `mixed` has those of every class in it."""
     found = []
-    workloads = dict.fromkeys(name for record in (*baseline, *best) for name in record.capacities)
+    measured = dict.fromkeys(name for record in (*baseline, *best) for name in record.capacities)
+    workloads = [name for name in measured if name in rates]  # an edited study may name fewer
     for workload in workloads:
         pair = rates[workload]
         classes = [workload] if workload in slo.classes else list(slo.classes)
