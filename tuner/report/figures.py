@@ -60,7 +60,7 @@ DECADE = 10.0
 WIDTH_IN, HEIGHT_IN = 5.4, 3.3
 LEAST_BAR = 0.002
 """Bars shorter than this share of the longest cannot be seen and are left out."""
-_BROKEN = "▲ requests failed"
+_BROKEN = "requests failed"
 
 
 def curve_svg(curve: Curve) -> str:
@@ -72,9 +72,9 @@ def curve_svg(curve: Curve) -> str:
         axes.axhline(curve.limit_s * 1000, color=LIMIT, linewidth=1.2, linestyle=(0, (5, 3)))
         axes.annotate(
             "SLO",
-            (1.0, curve.limit_s * 1000),
+            (0.01, curve.limit_s * 1000),  # what breaks the promise lies on the right
             xycoords=("axes fraction", "data"),
-            ha="right",
+            ha="left",
             va="bottom",
             color=LIMIT,
             fontsize=9,
@@ -88,6 +88,8 @@ def curve_svg(curve: Curve) -> str:
             _draw_points(axes, points, colour, marker, label, top)
             if capacity is not None:
                 axes.axvline(capacity, color=colour, linewidth=1.0, linestyle=":")
+        if any(math.isinf(point.value_s) for point in (*curve.baseline, *curve.best)):
+            axes.plot([], [], "^", color=LIMIT, markersize=7, label=_BROKEN)  # one word for both colours
         if top / 1000 > DECADE * min([curve.limit_s, *finite]):
             from matplotlib.ticker import LogLocator
 
@@ -116,7 +118,7 @@ def _draw_points(axes: Axes, points: Sequence[CurvePoint], colour: str, marker: 
     )
     broken = [point.rate_rps for point in points if not math.isfinite(point.value_s)]
     if broken:
-        axes.plot(broken, [top / 1.15] * len(broken), "^", color=colour, markersize=7, label=_BROKEN, clip_on=False)
+        axes.plot(broken, [top / 1.15] * len(broken), "^", color=colour, markersize=7, clip_on=False)
 
 
 def timeline_svg(trials: Sequence[TrialRow]) -> str:
