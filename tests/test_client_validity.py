@@ -211,7 +211,7 @@ def hogs(count: int) -> Iterator[None]:
 
 
 def test_a_starved_client_is_found_out() -> None:
-    """The worker wants a tenth of a core or more and gets a twenty-fifth; the server has another core, if there is one."""
+    """The worker wants a tenth of a core and gets a twenty-fifth; the server has another core, where there is one."""
     cores = sorted(os.sched_getaffinity(0))
     times = [k / 300 for k in range(300)]
     with ReferenceServer("--t1", "500", "--t2", "10") as server:
