@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.comparing import FormulaPlace, Truth, flags, install
+from tests.edited import put
 from tests.simulated_study import shared_study
 from tuner.cli import main
 from tuner.comparison import (
@@ -348,10 +349,7 @@ def test_an_edited_comparison_is_one_clear_error(inputs: dict[str, Path], path: 
     bench.run()
     file = bench.folder.root / "comparison.json"
     document = json.loads(file.read_text())
-    holder = document
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = value
+    put(document, path, value)
     file.write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"comparison\.json"):
         read_comparison(bench.folder)

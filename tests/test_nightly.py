@@ -18,6 +18,7 @@ import yaml
 
 from benchmarks.nightly_power import Nights, World, planted, quiet
 from tests.comparing import FormulaPlace, Truth, install
+from tests.edited import put
 from tuner.cli import main
 from tuner.errors import InputError
 from tuner.nightly import History, Night, Nightly, Outcome, State, exit_state, load_profile, ready
@@ -594,10 +595,7 @@ def test_a_record_that_would_blind_later_nights_is_named(
     calendar = Calendar(folder)
     file = calendar.night().folder / "night.json"
     document = json.loads(file.read_text())
-    holder = document
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = value
+    put(document, path, value)
     file.write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"0001/night\.json"):
         calendar.night(0.6)

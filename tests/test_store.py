@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.edited import put
 from tuner.errors import EnvironmentFault, InputError
 from tuner.records import (
     FORMAT_VERSION,
@@ -234,9 +235,6 @@ def test_a_number_that_nothing_can_be_computed_from_is_named_when_it_is_read(
     one = Capacity("short", 4.0, math.inf, 1.0, Bound.BRACKETED, (), 60.0, 1.0)  # an unknown spread is legal
     document = json.loads(dumps(replace(trial(), capacities={"short": one})))
     assert loads(TrialRecord, json.dumps(document), "trial.json").capacities["short"].log_sd == math.inf
-    holder = document
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = value
+    put(document, path, value)
     with pytest.raises(InputError, match=r"trial\.json"):
         loads(TrialRecord, json.dumps(document), "trial.json")

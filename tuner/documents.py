@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 _STANDARD = "tag:yaml.org,2002:"
 _TAGS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """JSON and YAML can write it, and no file or request can then hold it (it is not UTF-8)."""
 
 _LISTED = 20  # names that a reader can still look through
@@ -122,7 +122,7 @@ class Node:
             self.fail("must be text", remedy)
         if choices is not None and self.value not in choices:
             self.fail("is none of the choices", suggestion(self.value, choices))
-        if _HALF_CHARACTER.search(self.value):
+        if HALF_CHARACTER.search(self.value):
             self.fail("holds half of a character (a lone \\ud800 … \\udfff)", "Write the whole one, or remove it.")
         return self.value
 

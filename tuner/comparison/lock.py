@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.errors import InputError
 from tuner.records import FORMAT_VERSION, Config, EnvironmentFacts, KnobValue, Rate, Slo, Speed
-from tuner.server.command import users_environment
+from tuner.secrecy import HIDDEN
+from tuner.server.command import tunes, users_environment
 from tuner.slo import parse_slo
 from tuner.store import loads, read_text
 
 LOCK_FILE = "best.lock.json"
-
-_HIDDEN = "***"  # stands where a record leaves a secret out
-
-_CARRIED = re.compile(r"(VLLM|NCCL|TORCH|PYTORCH|OMP|KMP|FLASHINFER)_\w+")
-_OWN = re.compile(
-    r"VLLM_(SERVER_DEV_MODE|CACHE_ROOT|NO_USAGE_STATS|CONFIG_ROOT|ASSETS_CACHE|API_KEY|TUNE_\w+)|TORCHINDUCTOR_.*"
-)
-"""As the export carries them: what belongs to the tuner or the machine is no part of a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +101,6 @@ def lock_of(configuration: Path) -> Lock | None:
 def carried(variables: Mapping[str, str]) -> dict[str, str]:
     """Those that an export would have written; a lock may be a stranger's, and they reach servers (LD_PRELOAD, …)."""
     tuning = {
-        name: value
-        for name, value in variables.items()
-        if _CARRIED.fullmatch(name) and not _OWN.fullmatch(name) and _HIDDEN not in value and "\0" not in value
+        name: value for name, value in variables.items() if tunes(name) and HIDDEN not in value and "\0" not in value
     }
     return users_environment(tuning)

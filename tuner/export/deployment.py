@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from tuner.quality import Closeness, Comparison
 from tuner.records import Config, EnvironmentFacts, Estimate, KnobValue, Slo, TrialRecord, TrialState
 from tuner.secrecy import HIDDEN, without_secrets
 from tuner.serve_args import ServeFlags, merged, to_argv
-from tuner.server.command import holds_secret
+from tuner.server.command import holds_secret, tunes
 from tuner.study.result import StudyFile, StudyResult
 
 DEFAULT_STARTUP_S = 150.0
@@ -28,13 +27,6 @@ DEFAULT_STARTUP_S = 150.0
 PREFIX = "enable-prefix-caching"
 NOT_SHOWN = "not shown to matter; kept because leaving it out was not verified"
 GIVEN = "given by the user, the same in every trial"
-
-_CARRIED = re.compile(r"(VLLM|NCCL|TORCH|PYTORCH|OMP|KMP|FLASHINFER)_\w+")
-_OWN = re.compile(
-    r"VLLM_(SERVER_DEV_MODE|CACHE_ROOT|NO_USAGE_STATS|CONFIG_ROOT|ASSETS_CACHE|API_KEY|TUNE_\w+|SIM_\w+)"
-    r"|TORCHINDUCTOR_.*"
-)
-"""Set by the tuner for measuring, or belonging to the machine: never part of a deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +298,7 @@ def _variables(recorded: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in recorded.items()
-        if _CARRIED.fullmatch(name) and not _OWN.fullmatch(name) and HIDDEN not in without_secrets(value)
+        if tunes(name) and not name.startswith("VLLM_SIM_") and HIDDEN not in without_secrets(value)
     }
 
 

@@ -22,6 +22,10 @@ _DROPPED = (
     # The log is read: for progress while it starts, for the values in effect and for the cause of a failure.
     *("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_PREFIX", "VLLM_LOGGING_STREAM"),
 )
+_TUNING = re.compile(r"(VLLM|NCCL|TORCH|PYTORCH|OMP|KMP|FLASHINFER)_\w+")
+_MEASURING = re.compile(
+    r"VLLM_(SERVER_DEV_MODE|CACHE_ROOT|NO_USAGE_STATS|CONFIG_ROOT|ASSETS_CACHE|API_KEY|TUNE_\w+)|TORCHINDUCTOR_.*"
+)
 _TELLING = re.compile(r"(VLLM|CUDA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|OMP|MKL|KMP|FLASHINFER|HF|LD)_\w+$")
 
 
@@ -59,6 +63,11 @@ def environment(
         ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order
         ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     return {**kept, **ours, **extra}
+
+
+def tunes(name: str) -> bool:
+    """Whether a recorded variable belongs to a configuration, and not to the tuner's measuring or to the machine."""
+    return _TUNING.fullmatch(name) is not None and _MEASURING.fullmatch(name) is None
 
 
 def users_environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from tuner.documents import HALF_CHARACTER
 from tuner.errors import InputError
 from tuner.records import FORMAT_VERSION, RequestResult, RequestStatus
 from tuner.store.files import read_bytes, write_atomic
@@ -25,10 +25,6 @@ T = TypeVar("T")
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 MIGRATIONS: dict[int, Migration] = {}
 """From format version N to N + 1, applied in order. Empty while version 1 is the only one."""
-
-
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-"""JSON can write it, and no file or page can then hold it (it is not UTF-8)."""
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
@@ -50,7 +46,7 @@ def loads(kind: type[T], text: str, where: str) -> T:
     try:
         document = json.loads(text)
         escaped = "\\ud" in text.lower()  # most texts hold none and need no second look
-        half = _HALF_CHARACTER.search(json.dumps(document, ensure_ascii=False)) if escaped else None
+        half = HALF_CHARACTER.search(json.dumps(document, ensure_ascii=False)) if escaped else None
     except (ValueError, RecursionError) as error:
         raise _unreadable(where, "(file)", text[:60], f"is not JSON ({error})") from error
     if not isinstance(document, dict):
